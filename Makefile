@@ -1,0 +1,36 @@
+# activault: one command each for the demo, the tests and the checks. All of them make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+FOLDERS := analyze extract jobs store train
+OUT ?= demo-out
+
+.PHONY: demo test check types bench clean
+
+demo: $(STAMP)
+	$(BIN)/activault demo $(OUT)
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(STAMP) types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_import_law.py
+
+types:
+	mkdir -p .types/activault
+	for folder in $(FOLDERS); do ln -sfn ../../$$folder .types/activault/$$folder; done
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/codecs.py
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[all,demo,bench,dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) .types

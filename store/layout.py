@@ -1,0 +1,112 @@
+"""What the tokens of one layer are, and which layers are meant.
+
+A layer's tokens stand in the order CLS, registers, patches (row-major grid); a store keeps each kind in
+an array of its own. Layer 0 is the embedded input, layer l the output of block l (counted from 1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .errors import ConfigError
+
+__all__ = ["KINDS", "TokenKind", "TokenLayout", "layer_name", "parse_kinds", "parse_layers"]
+
+TokenKind = Literal["cls", "registers", "patches"]
+KINDS: tuple[TokenKind, ...] = ("cls", "registers", "patches")
+
+
+class TokenLayout(BaseModel):
+    """Counts of each token kind in one layer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_cls: int = Field(ge=0, le=1)
+    """1 if the teacher has a class token."""
+    num_registers: int = Field(ge=0, le=1024)
+    """Register tokens, between CLS and patches."""
+    grid: tuple[int, int]
+    """Patch rows and columns."""
+
+    @property
+    def num_patches(self) -> int:
+        """Patches of one image."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens of one image in one layer."""
+        return self.num_cls + self.num_registers + self.num_patches
+
+    @property
+    def kinds(self) -> tuple[TokenKind, ...]:
+        """The kinds that this layout has at least one token of."""
+        return tuple(kind for kind in KINDS if self.count(kind))
+
+    def count(self, kind: TokenKind) -> int:
+        """Tokens of one kind."""
+        return {"cls": self.num_cls, "registers": self.num_registers, "patches": self.num_patches}[kind]
+
+    def span(self, kind: TokenKind) -> slice:
+        """Where one kind stands on the token axis of a whole layer."""
+        start = sum(self.count(before) for before in KINDS[: KINDS.index(kind)])
+        return slice(start, start + self.count(kind))
+
+
+def layer_name(layer: int) -> str:
+    """Folder of one layer's arrays: `layer_07`."""
+    return f"layer_{layer:02d}"
+
+
+def parse_layers(text: str, available: Sequence[int]) -> tuple[int, ...]:
+    """`"0-12"`, `"0,3,7-9"` or `"all"` as ascending layer numbers out of `available`.
+
+    Raises:
+        ConfigError: the text is not a list of layers, or names one that is not available.
+    """
+    if text.strip() == "all":
+        return tuple(available)
+    layers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None:
+            raise ConfigError(f"layers are numbers and ranges such as '0-12' or '0,3,7-9', or 'all'; got {text!r}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"a range of layers rises; got {part.strip()!r} in {text!r}")
+        layers.update(_bounded(range(first, last + 1), available, text))
+    return tuple(sorted(layers))
+
+
+def _bounded(layers: range, available: Sequence[int], text: str) -> range:
+    """The same layers, checked before a range such as `0-9999999999` is spelled out."""
+    known = set(available)
+    for layer in (layers[0], layers[-1], *(layers if len(layers) <= len(known) else ())):
+        if layer not in known:
+            spoken = f"{min(known)}-{max(known)}" if known else "none"
+            raise ConfigError(f"layer {layer} in {text!r} is out of range; there are layers {spoken}")
+    return layers
+
+
+def parse_kinds(text: str | Iterable[str], layout: TokenLayout) -> tuple[TokenKind, ...]:
+    """`"all"`, `"cls,patches"` or a sequence of kinds, in the layout's order.
+
+    Kinds that the layout has no token of are left out, so that `cls,registers,patches` suits every teacher.
+
+    Raises:
+        ConfigError: a kind is unknown, or none of the kinds is there.
+    """
+    if isinstance(text, str):
+        text = KINDS if text.strip() == "all" else [part.strip() for part in text.split(",")]
+    asked = list(text)
+    for kind in asked:
+        if kind not in KINDS:
+            raise ConfigError(f"token kinds are {', '.join(KINDS)} or all; got {kind!r}")
+    kinds = tuple(kind for kind in layout.kinds if kind in asked)
+    if not kinds:
+        raise ConfigError(f"none of the token kinds {asked} is here; there are {', '.join(layout.kinds)}")
+    return kinds

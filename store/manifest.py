@@ -1,0 +1,124 @@
+"""The manifest: all that is needed to reproduce a store and to read it, as `attributes.activault`.
+
+Nothing in it can be derived from something else in it; counts and shapes are properties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .layout import TokenKind, TokenLayout
+
+__all__ = ["FORMAT_VERSION", "Manifest", "Preprocessing", "SourceInfo", "StoredDtype", "TeacherInfo"]
+
+FORMAT_VERSION = 1
+StoredDtype = Literal["bfloat16", "float32"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TeacherInfo(_Record):
+    """The frozen model whose activations these are."""
+
+    name: str
+    """timm's name of the architecture, or `demo`."""
+    architecture: str
+    """timm's name of the architecture that was built."""
+    weights: str
+    """Where the weights came from, in words, without paths."""
+    weights_sha256: str
+    """Hash of the weights' tensors in name order, so that the same weights in another container agree."""
+    license: str
+    """Licence of the weights, or `unknown`."""
+    num_blocks: int = Field(ge=1)
+    """Blocks of the teacher; layers are 0 to this number."""
+    dim: int = Field(ge=1)
+    """Width of a token."""
+    num_heads: int = Field(ge=1)
+    """Attention heads of a block."""
+    timm_version: str
+    torch_version: str
+
+
+class Preprocessing(_Record):
+    """How an image became the teacher's input."""
+
+    image_size: tuple[int, int]
+    """Height and width of the input in pixels."""
+    resize: int
+    """The shorter side after resizing, before the centre crop."""
+    interpolation: Literal["bicubic", "bilinear"]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class SourceInfo(_Record):
+    """Where the images came from."""
+
+    kind: Literal["folder", "arrays"]
+    name: str
+    """Last part of the source's path: a name, never a path."""
+    fingerprint: str
+    """Hash over the keys and sizes of all its images."""
+
+
+class Manifest(_Record):
+    """Everything that names a store's content, before its first shard is written."""
+
+    format: Literal[1] = FORMAT_VERSION
+    num_rows: int = Field(ge=1)
+    """Rows of every array, bad images included."""
+    layers: tuple[int, ...] = Field(min_length=1)
+    """Layers that are kept, ascending."""
+    kinds: tuple[TokenKind, ...] = Field(min_length=1)
+    """Token kinds that are kept."""
+    layout: TokenLayout
+    """Tokens of one layer of the teacher."""
+    dtype: StoredDtype
+    """Precision of the values; `bfloat16` is kept as float32 rounded to it."""
+    shard_rows: int = Field(ge=1)
+    """Rows a shard."""
+    chunk_rows: int = Field(ge=1)
+    """Rows an inner chunk; divides `shard_rows`."""
+    teacher: TeacherInfo
+    preprocessing: Preprocessing
+    source: SourceInfo
+    row_seed: int
+    """Seed of the order of the rows."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        if self.shard_rows % self.chunk_rows:
+            raise ValueError(f"shard_rows {self.shard_rows} is not a multiple of chunk_rows {self.chunk_rows}")
+        if list(self.layers) != sorted(set(self.layers)) or self.layers[-1] > self.teacher.num_blocks:
+            raise ValueError(f"layers ascend within 0-{self.teacher.num_blocks}; got {self.layers}")
+        return self
+
+    @property
+    def dim(self) -> int:
+        """Width of a token."""
+        return self.teacher.dim
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of every array; the last may be shorter."""
+        return -(-self.num_rows // self.shard_rows)
+
+    def shard_range(self, shard: int) -> range:
+        """Rows of one shard."""
+        return range(shard * self.shard_rows, min((shard + 1) * self.shard_rows, self.num_rows))
+
+    def array_shape(self, kind: TokenKind) -> tuple[int, int, int]:
+        """Shape of one layer's array of one kind: rows, tokens, width."""
+        return (self.num_rows, self.layout.count(kind), self.dim)
+
+    def sha256(self) -> str:
+        """Hash of the canonical JSON."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
