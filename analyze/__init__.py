@@ -1,1 +1,21 @@
-"""activault.analyze"""
+"""Analyses of stored activations: layer similarity, phases, dynamics, figures and the report.
+
+In: an open store, and for a surrogate its roll-outs. Out: typed results, and one self-contained HTML page.
+Importing this needs neither torch nor matplotlib; drawing needs matplotlib.
+"""
+
+from __future__ import annotations
+
+from .phases import Cost, Phases, cost_curve, cut_stability, max_cut_phases, max_num_phases
+from .similarity import LayerSimilarity, layer_similarity
+
+__all__ = [
+    "LayerSimilarity",
+    "layer_similarity",
+    "Cost",
+    "Phases",
+    "max_cut_phases",
+    "max_num_phases",
+    "cost_curve",
+    "cut_stability",
+]
