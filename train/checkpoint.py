@@ -1,0 +1,155 @@
+"""A stage's checkpoint: `checkpoint.json` and the safetensors file that it names. No pickle.
+
+    STAGE/checkpoint.json               step, loader state, losses, recipe hash, name of the tensors' file
+    STAGE/step_000000100.safetensors    model.*, exp_avg.*, exp_avg_sq.*, step.* and rng.*
+
+The JSON is renamed into place after the tensors are on disk, so that a killed writer leaves the checkpoint
+before it whole; whatever the JSON does not name is swept away by the next save. Only the last one is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from activault.store.errors import RunError
+
+__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "write_atomically", "write_json"]
+
+VERSION = 1
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint says beside its tensors."""
+
+    stage: str
+    """Name of the stage."""
+    step: int
+    """Updates made."""
+    identity: str
+    """Hash of the recipe, the phases and the store's digest."""
+    loader: dict[str, Any]
+    """The loader's state: batches consumed."""
+    pending: list[float]
+    """Losses since the last logged line, so that a resumed run logs the same means."""
+    last_loss: float | None
+    """Loss of the last logged line."""
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Write a checkpoint in place of the one before it.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    name = f"step_{checkpoint.step:09d}.safetensors"
+    tensors = _tensors_of(module, optimizer)
+    write_atomically(folder / name, lambda temporary: save_file(tensors, temporary))
+    write_json(folder / "checkpoint.json", {"version": VERSION, "tensors": name, **asdict(checkpoint)})
+    for leftover in folder.glob("*.safetensors*"):
+        if leftover.name != name:
+            leftover.unlink(missing_ok=True)
+
+
+def load_checkpoint(
+    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, identity: str
+) -> Checkpoint | None:
+    """Put the folder's checkpoint into the module (and the optimiser, and the random state); None if it has none.
+
+    Raises:
+        RunError: the checkpoint is unreadable, is of another version, or belongs to another run.
+    """
+    path = folder / "checkpoint.json"
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        version, name = record.pop("version"), record.pop("tensors")
+        checkpoint = Checkpoint(**record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise RunError(f"{path} is no checkpoint: {exc}; remove {folder} to train the stage anew") from exc
+    if version != VERSION:
+        raise RunError(f"{path} has version {version} and this program reads {VERSION}; use the one that wrote it")
+    if checkpoint.identity != identity:
+        raise RunError(f"{path} was written by a run with another recipe, phases or store; choose another folder")
+    try:
+        if Path(name).name != name:
+            raise RunError(f"{path} names tensors outside its folder: {name!r}")
+        _put_tensors(load_file(folder / name), module, optimizer)
+    except (OSError, SafetensorError, KeyError, RuntimeError) as exc:
+        raise RunError(f"{folder / name} does not hold this stage's tensors: {exc}; remove {folder}") from exc
+    return checkpoint
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path`, bring it to the disk, and rename it to `path`.
+
+    Raises:
+        RunError: the disk is full, read-only or gone.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except (OSError, SafetensorError) as exc:
+        raise RunError(f"{path} could not be written: {exc}; what was there before is whole") from exc
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """`write_atomically` for one JSON object."""
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a rename to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Model, moments (by parameter name) and random states as one flat dictionary."""
+    tensors = {f"model.{name}": tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
+    for name, parameter in module.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        tensors.update({f"{moment}.{name}": state[moment].contiguous() for moment in MOMENTS if moment in state})
+    tensors["rng.cpu"] = torch.get_rng_state()
+    device = next(module.parameters()).device
+    if device.type == "cuda":
+        tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
+    return tensors
+
+
+def _put_tensors(tensors: dict[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """The inverse of `_tensors_of`; the random states only with an optimiser, when training goes on."""
+    model = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    module.load_state_dict(model, strict=True)
+    if optimizer is None:
+        return
+    groups = optimizer.state_dict()["param_groups"]
+    states = {
+        index: {moment: tensors[f"{moment}.{name}"] for moment in MOMENTS}
+        for index, (name, _) in enumerate(module.named_parameters())
+        if f"exp_avg.{name}" in tensors
+    }
+    optimizer.load_state_dict({"state": states, "param_groups": groups})
+    torch.set_rng_state(tensors["rng.cpu"])
+    if "rng.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["rng.cuda"], next(module.parameters()).device)
