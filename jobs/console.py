@@ -1,0 +1,106 @@
+"""What the terminal shows: progress bars on standard error, results on standard output.
+
+Every long task reports through a plain callback; here the callback moves a bar with rate and time left.
+Away from a terminal the bars keep silent and a line is printed at the end of each task.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["human_bytes", "human_seconds", "out", "progress_bar", "table"]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Advance = Callable[..., None]
+
+
+class _Rate(ProgressColumn):
+    """Units a second since the bar began."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        if speed is None:
+            return Text("", style="progress.data.speed")
+        if self.unit == "B":
+            return Text(f"{human_bytes(speed)}/s", style="progress.data.speed")
+        return Text(f"{speed:,.1f} {self.unit}/s", style="progress.data.speed")
+
+
+@contextmanager
+def progress_bar(title: str, unit: str, *, quiet: bool = False) -> Iterator[Advance]:
+    """A bar with rate and time left; gives `advance(done, total, note="")`.
+
+    Without a terminal (a log file, a job) nothing moves: one line says what was done and how long it took.
+    """
+    count = TextColumn("{task.fields[done]}") if unit == "B" else MofNCompleteColumn()
+    columns = (
+        TextColumn("{task.description:<18}"),
+        BarColumn(),
+        count,
+        _Rate(unit),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    began = time.perf_counter()
+    state = {"done": 0.0, "note": ""}
+    with Progress(*columns, console=err, disable=quiet or not err.is_terminal) as progress:
+        bar = progress.add_task(title, total=None, note="", done="")
+
+        def advance(done: float, total: float, note: str = "") -> None:
+            state.update(done=done, note=note)
+            spoken = f"{human_bytes(done)} of {human_bytes(total)}"
+            progress.update(bar, completed=done, total=total, note=note, done=spoken)
+
+        yield advance
+    if not quiet and not err.is_terminal:
+        done = human_bytes(float(state["done"])) if unit == "B" else f"{state['done']:,.0f} {unit}"
+        err.print(f"{title}: {done} in {human_seconds(time.perf_counter() - began)} {state['note']}".rstrip())
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    result = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        result.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        result.add_row(*row)
+    return result
+
+
+def human_bytes(count: float) -> str:
+    """`1.4 GB`: decimal units, as disks are sold."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 1000 or unit == "TB":
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def human_seconds(seconds: float) -> str:
+    """`3 min 05 s`."""
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f} min {rest:02.0f} s" if minutes else f"{rest:.1f} s"
