@@ -6,8 +6,10 @@ Importing this needs neither torch nor matplotlib; drawing needs matplotlib.
 
 from __future__ import annotations
 
+from .dynamics import Curve, Dynamics, Measure
 from .phases import Cost, Phases, cost_curve, cut_stability, max_cut_phases, max_num_phases
 from .similarity import LayerSimilarity, layer_similarity
+from .study import ModelAnalysis, Rollout, StoreAnalysis, analyze_store
 
 __all__ = [
     "LayerSimilarity",
@@ -18,4 +20,11 @@ __all__ = [
     "max_num_phases",
     "cost_curve",
     "cut_stability",
+    "Curve",
+    "Dynamics",
+    "Measure",
+    "ModelAnalysis",
+    "Rollout",
+    "StoreAnalysis",
+    "analyze_store",
 ]

@@ -50,6 +50,8 @@ class Phases:
     """The next best division into k phases, None if there is no other."""
     second_value: float | None
     """Cost of the next best division."""
+    stability: tuple[float, ...] | None = None
+    """Share of bootstrap resamples in which each cut is found again (`cut_stability`), if measured."""
 
     @property
     def k(self) -> int:

@@ -12,7 +12,7 @@ from activault.store.layout import TokenKind, TokenLayout, parse_kinds
 
 @dataclass
 class ArraySource:
-    """What `LayerSource` asks for, over one array (rows, layers, all tokens, D); notes the size of every read."""
+    """What `LayerSource` asks for, over one array (rows, layers, all tokens, D); notes every read."""
 
     array: np.ndarray
     layout: TokenLayout
