@@ -1,4 +1,4 @@
-"""One recurrent block: a pre-norm transformer block whose branches may be scaled by the depth it is applied at.
+"""One recurrent block: a pre-norm transformer block, scaled by the depth it is applied at if so wished.
 
     tokens (rows, tokens, dim), depth (rows or 1, 1)  ->  tokens (rows, tokens, dim)
 
@@ -17,9 +17,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from activault.store.errors import ConfigError
 
@@ -29,8 +29,8 @@ MlpKind = Literal["gelu", "swiglu", "swiglu_iso"]
 
 DEPTH_HIDDEN = 16
 DEPTH_STD = 1e-2
-"""The reference's N(0, 1e-4) read as mean and variance, the usual notation: a fresh block then starts within
-about a hundredth of its unscaled self (with a normalised depth; raw depths reach 12 and start farther off)."""
+"""The reference's N(0, 1e-4) read as mean and variance, the usual notation: with a normalised depth a fresh
+block then starts within a few hundredths of its unscaled self; raw depths reach 12 and start farther off."""
 
 
 class Attention(nn.Module):
@@ -47,8 +47,8 @@ class Attention(nn.Module):
         rows, tokens, dim = x.shape
         qkv = self.qkv(x).view(rows, tokens, 3, self.num_heads, dim // self.num_heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        joined = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, tokens, dim)
-        out: Tensor = self.proj(joined)
+        heads = functional.scaled_dot_product_attention(query, key, value)
+        out: Tensor = self.proj(heads.transpose(1, 2).reshape(rows, tokens, dim))
         return out
 
 
@@ -71,9 +71,9 @@ class Mlp(nn.Module):
         hidden: Tensor = self.fc1(x)
         if self.gated:
             gate, value = hidden.chunk(2, dim=-1)
-            hidden = F.silu(gate) * value
+            hidden = functional.silu(gate) * value
         else:
-            hidden = F.gelu(hidden)
+            hidden = functional.gelu(hidden)
         out: Tensor = self.fc2(hidden)
         return out
 
@@ -102,7 +102,7 @@ class DepthScale(nn.Module):
 
     def forward(self, depth: Float[Tensor, "depths 1"]) -> tuple[Tensor, Tensor, Tensor]:
         """Factors of the attention branch, the MLP branch and the output, each (depths, 1, dim)."""
-        scale = 1 + self.fc2(F.silu(self.fc1(depth)))
+        scale = 1 + self.fc2(functional.silu(self.fc1(depth)))
         attention, mlp, output = scale.unsqueeze(1).chunk(3, dim=-1)
         return attention, mlp, output
 
@@ -127,7 +127,9 @@ class RecurrentBlock(nn.Module):
     ) -> None:
         super().__init__()
         if dim % num_heads:
-            raise ConfigError(f"a block's width is a multiple of its heads; got dim {dim} and num_heads {num_heads}")
+            raise ConfigError(
+                f"a block's width is a multiple of its heads; got dim {dim} and num_heads {num_heads}"
+            )
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attn = Attention(dim, num_heads, qkv_bias)
         self.ls1 = LayerScale(dim, layer_scale)

@@ -47,7 +47,9 @@ class Checkpoint:
     """Loss of the last logged line."""
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def save_checkpoint(
+    folder: Path, checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
     """Write a checkpoint in place of the one before it.
 
     Raises:
@@ -65,7 +67,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, module: nn.Module, opt
 def load_checkpoint(
     folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, identity: str
 ) -> Checkpoint | None:
-    """Put the folder's checkpoint into the module (and the optimiser, and the random state); None if it has none.
+    """Put the folder's checkpoint into the module, the optimiser and the random state; None if it has none.
 
     Raises:
         RunError: the checkpoint is unreadable, is of another version, or belongs to another run.
@@ -80,9 +82,13 @@ def load_checkpoint(
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RunError(f"{path} is no checkpoint: {exc}; remove {folder} to train the stage anew") from exc
     if version != VERSION:
-        raise RunError(f"{path} has version {version} and this program reads {VERSION}; use the one that wrote it")
+        raise RunError(
+            f"{path} has version {version} and this program reads {VERSION}; use the one that wrote it"
+        )
     if checkpoint.identity != identity:
-        raise RunError(f"{path} was written by a run with another recipe, phases or store; choose another folder")
+        raise RunError(
+            f"{path} was written by a run with another recipe, phases or store; choose another folder"
+        )
     try:
         if Path(name).name != name:
             raise RunError(f"{path} names tensors outside its folder: {name!r}")
@@ -129,7 +135,9 @@ def _tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     tensors = {f"model.{name}": tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
     for name, parameter in module.named_parameters():
         state = optimizer.state.get(parameter, {})
-        tensors.update({f"{moment}.{name}": state[moment].contiguous() for moment in MOMENTS if moment in state})
+        tensors.update(
+            {f"{moment}.{name}": state[moment].contiguous() for moment in MOMENTS if moment in state}
+        )
     tensors["rng.cpu"] = torch.get_rng_state()
     device = next(module.parameters()).device
     if device.type == "cuda":
@@ -137,9 +145,13 @@ def _tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     return tensors
 
 
-def _put_tensors(tensors: dict[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+def _put_tensors(
+    tensors: dict[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer | None
+) -> None:
     """The inverse of `_tensors_of`; the random states only with an optimiser, when training goes on."""
-    model = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")}
+    model = {
+        name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")
+    }
     module.load_state_dict(model, strict=True)
     if optimizer is None:
         return

@@ -1,4 +1,4 @@
-"""What training minimises: token-weighted squared errors of whole spans of layers, teacher-forced or rolled out.
+"""What training minimises: token-weighted squared errors of spans of layers, teacher-forced or rolled out.
 
     prediction, target (batch, layers, tokens, dim)  ->  one number
 
@@ -10,7 +10,7 @@ everything else is a pure function. The error of a layer is
 
 and the loss is the mean over layers of error / scale, where the scale is 1 (`raw`, the parity form) or the
 layer's variance (`per_layer`). Raw errors are ruled by the last layer, whose distance to the layer before it
-is 17.5 against 1.27, 0.27, 0.12 for the ones before, on DINOv2 ViT-B; variances put every layer on one footing.
+is 17.5 against 1.27, 0.27, 0.12 for those before it (DINOv2 ViT-B); variances put all on one footing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SMALLEST_SCALE = 1e-6
 
 
 class TokenWeights(BaseModel):
-    """Weight of each token kind's mean error; kinds that a teacher lacks are left out and the rest sum to 1."""
+    """Weight of each token kind's mean error; the weights of the kinds that a teacher has are made to sum to 1."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -86,7 +86,9 @@ def kind_weights(layout: TokenLayout, weights: TokenWeights | None) -> dict[Toke
         given = {kind: float(getattr(weights, kind)) for kind in layout.kinds}
     total = sum(given.values())
     if total <= 0:
-        raise ValueError(f"one of the token kinds {', '.join(layout.kinds)} has a weight above 0; got {weights}")
+        raise ValueError(
+            f"one of the token kinds {', '.join(layout.kinds)} has a weight above 0; got {weights}"
+        )
     return {kind: weight / total for kind, weight in given.items()}
 
 
@@ -95,9 +97,10 @@ def layer_scales(
 ) -> Float[Tensor, " layers"]:
     """Each layer's variance under the loss's own token weights: sum over kinds of w_kind var_kind.
 
-    The error of a layer is that same sum of its kinds' errors, so error / scale is a weighted 1 - R2. One scale
-    a layer, and not one a kind: CLS hardly varies in the first layers, and dividing by that would
-    spend the training on errors that no later layer can see. A layer without variance counts as the least scale.
+    The error of a layer is that same sum of its kinds' errors, so error / scale is a weighted 1 - R2. One
+    scale a layer, and not one a kind: CLS hardly varies in the first layers, and dividing by that would
+    spend the training on errors that no later layer can see. A layer without variance counts as the least
+    scale.
     """
     scale = torch.stack([weight * variances[kind] for kind, weight in weights.items()]).sum(dim=0)
     largest = scale.max()
@@ -118,7 +121,9 @@ class SpanLoss:
     """Scales from `layer_scales` for the span's target layers, or None for raw errors."""
 
     def layer_errors(
-        self, prediction: Float[Tensor, "batch layers tokens dim"], target: Float[Tensor, "batch layers tokens dim"]
+        self,
+        prediction: Float[Tensor, "batch layers tokens dim"],
+        target: Float[Tensor, "batch layers tokens dim"],
     ) -> Float[Tensor, " layers"]:
         """Each layer's squared error before scaling."""
         error = (prediction - target).square()
@@ -132,7 +137,9 @@ class SpanLoss:
         return torch.stack(parts).sum(dim=0)
 
     def __call__(
-        self, prediction: Float[Tensor, "batch layers tokens dim"], target: Float[Tensor, "batch layers tokens dim"]
+        self,
+        prediction: Float[Tensor, "batch layers tokens dim"],
+        target: Float[Tensor, "batch layers tokens dim"],
     ) -> Float[Tensor, ""]:
         """Mean over layers of error / scale."""
         errors = self.layer_errors(prediction, target)
@@ -155,7 +162,7 @@ def autoregressive_loss(
 
 
 def annealed_weight(step: int, steps: int, fraction: float = 0.25) -> float:
-    """Lambda of teacher forcing at a step counted from 0: from 1 to 0, linearly, over `fraction` of the steps."""
+    """Lambda of teacher forcing at a step counted from 0: 1 to 0, linearly, over `fraction` of the steps."""
     span = fraction * steps
     return max(0.0, 1.0 - step / span) if span > 0 else 0.0
 

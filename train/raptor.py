@@ -1,6 +1,6 @@
 """Raptor: k recurrent blocks that stand in for a teacher's L, each tied over one phase of its layers.
 
-    tokens at layer `start` (batch, tokens, dim)  ->  layers start+1 .. stop (batch, stop - start, tokens, dim)
+    layer `start` (batch, tokens, dim)  ->  layers start+1 .. stop (batch, stop - start, tokens, dim)
 
 Layers count as in the store: 0 is the embedded input, l the output of the teacher's block l. A phase is a
 range of target layers; its block is applied once for each of them. The embedding and the final norm stay the
@@ -11,6 +11,7 @@ arXiv 2512.19941; starting a block from one of the teacher's is ours.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -59,7 +60,8 @@ class RaptorConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _check(self) -> RaptorConfig:
-        if list(self.cuts) != sorted(set(self.cuts)) or not all(0 < cut < self.num_layers for cut in self.cuts):
+        inside = all(0 < cut < self.num_layers for cut in self.cuts)
+        if list(self.cuts) != sorted(set(self.cuts)) or not inside:
             raise ValueError(f"cuts rise within 1-{self.num_layers - 1}; got {list(self.cuts)}")
         if self.dim % self.num_heads:
             raise ValueError(f"dim {self.dim} is no multiple of num_heads {self.num_heads}")
@@ -69,7 +71,7 @@ class RaptorConfig(ModelConfig):
     def phases(self) -> tuple[range, ...]:
         """Target layers of each phase, in order."""
         edges = (0, *self.cuts, self.num_layers)
-        return tuple(range(first + 1, last + 1) for first, last in zip(edges, edges[1:], strict=False))
+        return tuple(range(first + 1, last + 1) for first, last in pairwise(edges))
 
 
 class Raptor(nn.Module):
@@ -132,7 +134,9 @@ class Raptor(nn.Module):
         """`rollout` with all its layers stacked."""
         return torch.stack(list(self.rollout(tokens, start, stop)), dim=1)
 
-    def last(self, tokens: Float[Tensor, "batch tokens dim"], start: int = 0) -> Float[Tensor, "batch tokens dim"]:
+    def last(
+        self, tokens: Float[Tensor, "batch tokens dim"], start: int = 0
+    ) -> Float[Tensor, "batch tokens dim"]:
         """Layer L alone, made from layer `start`; no other layer is kept."""
         for out in self.rollout(tokens, start):
             tokens = out
@@ -169,7 +173,8 @@ class Raptor(nn.Module):
         """
         if len(blocks) != self.config.num_layers:
             raise ConfigError(
-                f"a Raptor of {self.config.num_layers} layers starts from as many teacher blocks; got {len(blocks)}"
+                f"a Raptor of {self.config.num_layers} layers starts from as many teacher blocks; "
+                f"got {len(blocks)}"
             )
         for block, phase in zip(self.blocks, self.phases, strict=True):
             assert isinstance(block, RecurrentBlock)
@@ -182,12 +187,15 @@ class Raptor(nn.Module):
     def _check_span(self, start: int, stop: int) -> None:
         if not 0 <= start < stop <= self.config.num_layers:
             raise ConfigError(
-                f"a roll-out goes from a layer to a later one within 0-{self.config.num_layers}; got {start} to {stop}"
+                f"a roll-out goes from a layer to a later one within 0-{self.config.num_layers}; "
+                f"got {start} to {stop}"
             )
 
 
-def repeated_blocks(config: RaptorConfig, blocks: Sequence[nn.Module], choice: BlockChoice = "middle") -> Raptor:
-    """The untrained baseline: one teacher block a phase, repeated as it is, whatever the trained model's kinds.
+def repeated_blocks(
+    config: RaptorConfig, blocks: Sequence[nn.Module], choice: BlockChoice = "middle"
+) -> Raptor:
+    """The untrained baseline: one teacher block a phase, repeated as it is, whatever kind `config` has.
 
     Raises:
         ConfigError: as `Raptor.init_from_blocks`.

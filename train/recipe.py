@@ -37,7 +37,15 @@ from .losses import LossKind, TokenWeights
 from .raptor import ModelConfig
 from .teacher_init import BlockChoice
 
-__all__ = ["InitKind", "Stage1Config", "StageConfig", "TrainRecipe", "load_recipe", "parse_recipe"]
+__all__ = [
+    "InitKind",
+    "Stage1Config",
+    "Stage2Config",
+    "StageConfig",
+    "TrainRecipe",
+    "load_recipe",
+    "parse_recipe",
+]
 
 InitKind = Literal["random", "teacher-first", "teacher-middle", "teacher-last", "teacher-mean"]
 PhaseCost = Literal["ncut", "sum", "greedy"]
@@ -77,7 +85,7 @@ class StageConfig(BaseModel):
     """Largest norm of a step's gradient."""
     loss: LossKind = "raw"
     """Squared errors as they are, or over each layer's variance."""
-    token_weights: MaybeWeights = "plain"
+    token_weights: MaybeWeights = Field(default="plain")
     """Weight of each token kind, or `plain` for the same weight on every token."""
     checkpoint_every: int = Field(default=1000, ge=1)
     """Steps between checkpoints; one is also written at the end and on Ctrl-C."""
@@ -87,7 +95,9 @@ class StageConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> StageConfig:
         if self.steps and self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps is below steps; got warmup_steps {self.warmup_steps} and steps {self.steps}")
+            raise ValueError(
+                f"warmup_steps is below steps; got warmup_steps {self.warmup_steps} and steps {self.steps}"
+            )
         if self.floor > self.learning_rate:
             raise ValueError(f"floor is at most learning_rate; got {self.floor} and {self.learning_rate}")
         return self
@@ -138,7 +148,9 @@ class TrainRecipe(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> TrainRecipe:
         if (self.cuts is None) == (self.num_phases is None):
-            raise ValueError(f"one of cuts and num_phases is given; got cuts {self.cuts}, num_phases {self.num_phases}")
+            raise ValueError(
+                f"one of cuts and num_phases is given; got cuts {self.cuts}, num_phases {self.num_phases}"
+            )
         return self
 
     @property
@@ -153,7 +165,7 @@ class TrainRecipe(BaseModel):
         return choices.get(self.init)
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same: everything but the store's path, since its digest stands beside it."""
+        """What makes two runs the same: all but the store's path, for which its digest stands."""
         return self.model_dump(mode="json", exclude={"store"})
 
     def sha256(self) -> str:
@@ -168,7 +180,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> TrainRecipe:
     A key is dotted (`stage2.steps`); a value is TOML, and a bare word that is no TOML is taken as a string.
 
     Raises:
-        ConfigError: the file is absent or no TOML, or a key or a value does not fit; names file, key and value.
+        ConfigError: the file is absent or no TOML, or a key or a value of it does not fit.
     """
     path = Path(path)
     try:
@@ -199,7 +211,9 @@ def _lay_over(table: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(re.fullmatch(r"\w+", part) for part in parts):
-        raise ConfigError(f"an override is key=value with a dotted key, such as stage2.steps=100; got {override!r}")
+        raise ConfigError(
+            f"an override is key=value with a dotted key, such as stage2.steps=100; got {override!r}"
+        )
     for depth, part in enumerate(parts[:-1]):
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
@@ -214,7 +228,9 @@ def _toml_value(override: str, text: str) -> Any:
         # Shells eat quotes: `--set init=teacher-middle` is meant as a string.
         if re.fullmatch(r"[\w./~:+-]+", text):
             return text
-        raise ConfigError(f"--set {override}: the value is TOML, such as 3, 0.5, true, 'text' or [7, 10]; {exc}") from exc
+        raise ConfigError(
+            f"--set {override}: the value is TOML, such as 3, 0.5, true, 'text' or [7, 10]; {exc}"
+        ) from exc
 
 
 def _first_fault(exc: ValidationError) -> str:
@@ -224,7 +240,8 @@ def _first_fault(exc: ValidationError) -> str:
     key = ".".join(location)
     if fault["type"] == "extra_forbidden":
         near = difflib.get_close_matches(location[-1], _fields_at(location[:-1]), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"keys are {', '.join(_fields_at(location[:-1]))}"
+        known = ", ".join(_fields_at(location[:-1]))
+        hint = f"did you mean {' or '.join(near)}?" if near else f"keys are {known}"
         return f"unknown key {key} = {fault['input']!r}; {hint}"
     if fault["type"] == "missing":
         return f"key {key} is missing; a recipe gives it"

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step: a linear warm-up from 0, then a cosine down to a floor."""
+"""The learning rate as a pure function of the step: linear warm-up from 0, then a cosine to a floor."""
 
 from __future__ import annotations
 

@@ -47,8 +47,9 @@ def teacher_tensors(teacher: nn.Module, block: RecurrentBlock, eps: float) -> di
             tensor = torch.full_like(own, NEUTRAL[name])
         if tensor.shape != own.shape:
             raise ConfigError(
-                f"a teacher's block is copied tensor by tensor, but {name} is {tuple(tensor.shape)} in the teacher "
-                f"and {tuple(own.shape)} in Raptor; use mlp = 'gelu' for a teacher with a plain MLP, or init = 'random'"
+                f"a teacher's block is copied tensor by tensor, but {name} is {tuple(tensor.shape)} in the "
+                f"teacher and {tuple(own.shape)} in Raptor; use mlp = 'gelu' for a teacher with a plain MLP, "
+                "or init = 'random'"
             )
         tensors[name] = tensor.to(own)
     _check_attributes(teacher, block, eps)
@@ -60,9 +61,13 @@ def _check_attributes(teacher: nn.Module, block: RecurrentBlock, eps: float) -> 
     attention, mlp, norm = (getattr(teacher, name, None) for name in ("attn", "mlp", "norm1"))
     heads = getattr(attention, "num_heads", block.attn.num_heads)
     if heads != block.attn.num_heads:
-        raise ConfigError(f"the teacher's block has {heads} heads and Raptor's {block.attn.num_heads}; set num_heads")
+        raise ConfigError(
+            f"the teacher's block has {heads} heads and Raptor's {block.attn.num_heads}; set num_heads"
+        )
     if getattr(norm, "eps", eps) != eps:
-        raise ConfigError(f"the teacher's norms have eps {getattr(norm, 'eps', None)} and Raptor's {eps}; set model.eps")
+        raise ConfigError(
+            f"the teacher's norms have eps {getattr(norm, 'eps', None)} and Raptor's {eps}; set model.eps"
+        )
     activation = getattr(mlp, "act", None)
     if activation is None:
         return
@@ -72,6 +77,6 @@ def _check_attributes(teacher: nn.Module, block: RecurrentBlock, eps: float) -> 
         same = isinstance(activation, nn.GELU) and activation.approximate == "none"
     if not same:
         raise ConfigError(
-            f"Raptor's MLP is a {'SiLU-gated' if block.mlp.gated else 'GELU'} one and the teacher's has {activation}; "
-            "use init = 'random'"
+            f"Raptor's MLP is a {'SiLU-gated' if block.mlp.gated else 'GELU'} one and the teacher's has "
+            f"{activation}; use init = 'random'"
         )

@@ -1,0 +1,91 @@
+"""A linear classifier fitted to the end on fixed features.
+
+    features (rows, width), labels (rows,)  ->  LinearHead: features -> logits (rows, classes)
+
+Multinomial logistic regression: mean cross-entropy plus strength / 2 times the squared norm of the weights,
+on features standardised by the training rows; the standardisation is then folded into the weights, so that
+the head is a plain linear map of raw features and can be applied, frozen, to another model's. The whole
+training set is one batch and L-BFGS starts from zero in float64: the problem is convex, so the result depends
+on the features and the strength alone, not on a seed, an order of rows or a number of epochs.
+
+The reference trains its head by AdamW (1e-4, 15 epochs over augmented images, starting from a published head)
+and selects the best validation epoch. A store holds one fixed view of each image, which an epoch schedule
+would overfit, and selecting an epoch flatters; a head without either choice makes two retentions comparable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["STRENGTH", "LinearHead", "fit_head"]
+
+STRENGTH = 1e-2
+"""Default weight of the penalty, on standardised features."""
+
+MAX_ITERATIONS = 300
+TOLERANCE = 1e-7
+"""Largest gradient entry at which the fit counts as done; the loss is of order 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearHead:
+    """features @ weight.T + bias, in float64."""
+
+    weight: Float[Tensor, "classes width"]
+    """One row a class."""
+    bias: Float[Tensor, " classes"]
+    """One value a class."""
+
+    def logits(self, features: Float[Tensor, "rows width"]) -> Float[Tensor, "rows classes"]:
+        """Scores of every class."""
+        return features.double() @ self.weight.T + self.bias
+
+    def accuracy(self, features: Float[Tensor, "rows width"], labels: Int[Tensor, " rows"]) -> float:
+        """Part of the rows whose highest score is their label's."""
+        return float((self.logits(features).argmax(dim=1) == labels).double().mean())
+
+
+def fit_head(
+    features: Float[Tensor, "rows width"],
+    labels: Int[Tensor, " rows"],
+    num_classes: int,
+    strength: float = STRENGTH,
+) -> LinearHead:
+    """The head that minimises the penalised cross-entropy; takes 8 bytes a feature of memory beside the
+    features.
+
+    A feature that does not vary over the rows gets weight 0.
+    """
+    x = features.double()
+    mean, spread = x.mean(dim=0), x.std(dim=0, correction=0)
+    # Rounding leaves a constant feature a spread of about 1e-16 of its mean; dividing by it would invent a
+    # feature.
+    varies = spread > 1e-9 * mean.abs().clamp(min=1e-9)
+    inverse = torch.where(varies, 1 / spread.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    x = (x - mean) * inverse
+    weight = torch.zeros(num_classes, x.shape[1], dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(num_classes, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [weight, bias],
+        max_iter=MAX_ITERATIONS,
+        tolerance_grad=TOLERANCE,
+        tolerance_change=0.0,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+
+    def objective() -> Tensor:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(x @ weight.T + bias, labels) + 0.5 * strength * weight.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(objective)  # type: ignore[arg-type]
+    folded = weight.detach() * inverse
+    return LinearHead(weight=folded, bias=bias.detach() - folded @ mean)

@@ -1,0 +1,178 @@
+"""How well one set of layers reproduces another: R2 and cosine, per layer and token kind, in one streamed
+pass.
+
+    target, prediction (batch, layers, tokens, dim), batch after batch  ->  RolloutMetrics
+
+R2 = 1 - sum (x - xhat)^2 / sum (x - mean)^2, the mean per channel over the evaluated rows and the tokens of
+that kind, both sums over everything; it is not a mean of batches' R2, which depends on how rows fall into
+batches. Also over all tokens of a layer, with the mean over all of them. Layer 0 is identical by construction
+and never counted. A kind that does not vary (CLS at layer 0, say) has no R2 and is reported as constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from activault.store import Store
+from activault.store.errors import ConfigError
+from activault.store.layout import TokenLayout
+
+from .raptor import Raptor
+
+__all__ = ["R2Accumulator", "RolloutMetrics", "evaluate_rollout"]
+
+CONSTANT = 1e-20
+"""A kind whose variance is this part of its mean square does not vary: float64 sums of equal float32 values
+differ by about 1e-32 of it, and two neighbouring float32 values by 1e-14."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutMetrics:
+    """R2 and mean cosine of each layer; keys are the layout's token kinds and `all`."""
+
+    layers: tuple[int, ...]
+    """Layers measured, never layer 0."""
+    num_rows: int
+    """Rows measured."""
+    r2: dict[str, tuple[float | None, ...]]
+    """One value a layer; None where the kind is constant."""
+    cosine: dict[str, tuple[float, ...]]
+    """Mean over rows and tokens of the cosine between target and prediction, one value a layer."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON takes it; a constant kind's R2 is the word `constant`."""
+        r2 = {
+            kind: ["constant" if value is None else value for value in values]
+            for kind, values in self.r2.items()
+        }
+        cosine = {kind: list(values) for kind, values in self.cosine.items()}
+        return {"layers": list(self.layers), "num_rows": self.num_rows, "r2": r2, "cosine": cosine}
+
+
+class R2Accumulator:
+    """Streams targets and predictions; memory is a few vectors a layer, whatever the number of rows.
+
+    Means and squared deviations are merged batch by batch in float64 (Chan, Golub, LeVeque 1983), so the
+    result does not depend on the batches and does not suffer where a channel's mean is far above its spread.
+    """
+
+    def __init__(self, layout: TokenLayout, layers: Sequence[int], dim: int) -> None:
+        if 0 in layers:
+            raise ConfigError(
+                "layer 0 is the roll-out's own input and is never counted; measure layers from 1"
+            )
+        self.layout = layout
+        self.layers = tuple(layers)
+        self.num_rows = 0
+        shape = (len(layout.kinds), len(layers))
+        self._mean = np.zeros((*shape, dim))
+        self._deviation = np.zeros((*shape, dim))
+        self._error = np.zeros(shape)
+        self._cosine = np.zeros(shape)
+
+    def update(
+        self,
+        target: Float[Tensor, "batch layers tokens dim"],
+        prediction: Float[Tensor, "batch layers tokens dim"],
+    ) -> None:
+        """Count one batch, its layers in the order given at the start."""
+        for number, kind in enumerate(self.layout.kinds):
+            span = self.layout.span(kind)
+            for position in range(len(self.layers)):
+                x, made = target[:, position, span].double(), prediction[:, position, span].double()
+                self._error[number, position] += float((x - made).square().sum())
+                self._cosine[number, position] += float(torch.cosine_similarity(x, made, dim=-1).sum())
+                before = self.num_rows * self.layout.count(kind)
+                self._merge(number, position, before, x.reshape(-1, x.shape[-1]))
+        self.num_rows += len(target)
+
+    def _merge(self, number: int, position: int, before: int, x: Float[Tensor, "tokens dim"]) -> None:
+        mean = x.mean(dim=0)
+        deviation = (x - mean).square().sum(dim=0)
+        self._mean[number, position], self._deviation[number, position] = _merged(
+            (before, self._mean[number, position], self._deviation[number, position]),
+            (len(x), mean.cpu().numpy(), deviation.cpu().numpy()),
+        )
+
+    def result(self) -> RolloutMetrics:
+        """The figures over all batches so far.
+
+        Raises:
+            ConfigError: there were none.
+        """
+        if not self.num_rows:
+            raise ConfigError("R2 is over at least one row; got none")
+        kinds = self.layout.kinds
+        r2: dict[str, tuple[float | None, ...]] = {}
+        cosine: dict[str, tuple[float, ...]] = {}
+        for name, numbers in [
+            *((kind, [number]) for number, kind in enumerate(kinds)),
+            ("all", [*range(len(kinds))]),
+        ]:
+            count = self.num_rows * sum(self.layout.count(kinds[number]) for number in numbers)
+            r2[name] = tuple(self._r2(numbers, position) for position in range(len(self.layers)))
+            cosine[name] = tuple(float(value) for value in self._cosine[numbers].sum(axis=0) / count)
+        return RolloutMetrics(layers=self.layers, num_rows=self.num_rows, r2=r2, cosine=cosine)
+
+    def _r2(self, numbers: list[int], position: int) -> float | None:
+        """R2 of some kinds together at one layer."""
+        count, mean, deviation = 0, np.zeros_like(self._mean[0, 0]), np.zeros_like(self._mean[0, 0])
+        for number in numbers:
+            more = self.num_rows * self.layout.count(self.layout.kinds[number])
+            mean, deviation = _merged(
+                (count, mean, deviation),
+                (more, self._mean[number, position], self._deviation[number, position]),
+            )
+            count += more
+        total = float(deviation.sum())
+        if total <= CONSTANT * count * float(np.square(mean).sum()):
+            return None
+        return 1 - float(self._error[numbers, position].sum()) / total
+
+
+Moments = tuple[int, np.ndarray, np.ndarray]
+
+
+def _merged(first: Moments, second: Moments) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and squared deviations of two sets of (count, mean, squared deviations) together."""
+    (n, mean, deviation), (m, other_mean, other_deviation) = first, second
+    delta = other_mean - mean
+    return mean + delta * (m / (n + m)), deviation + other_deviation + delta**2 * (n * m / (n + m))
+
+
+@torch.no_grad()
+def evaluate_rollout(
+    model: Raptor | Callable[[Tensor], Tensor],
+    store: Store,
+    rows: np.ndarray,
+    batch_size: int = 64,
+    device: torch.device | str = "cpu",
+) -> RolloutMetrics:
+    """R2 and cosine of a closed loop from the store's layer 0, against the store's layers 1 to L.
+
+    `model` maps layer 0 (batch, tokens, dim) to layers 1 to L (batch, L, tokens, dim) on `device`; a Raptor
+    does. Memory is `batch_size` rows of all layers.
+
+    Raises:
+        ConfigError: a layer or a token kind is not in the store, or there are no rows.
+    """
+    num_layers = store.manifest.teacher.num_blocks
+    if missing := sorted(set(range(num_layers + 1)) - set(store.layers)):
+        raise ConfigError(f"a closed loop is measured on layers 0-{num_layers}; the store lacks {missing}")
+    if set(store.kinds) != set(store.layout.kinds):
+        raise ConfigError(
+            f"a closed loop takes tokens {', '.join(store.layout.kinds)}; the store has {store.kinds}"
+        )
+    accumulator = R2Accumulator(store.layout, range(1, num_layers + 1), store.dim)
+    for first in range(0, len(rows), batch_size):
+        layers = store.read(rows[first : first + batch_size], range(num_layers + 1), "all")
+        tokens = torch.from_numpy(layers).to(device)
+        accumulator.update(tokens[:, 1:], model(tokens[:, 0]))
+    return accumulator.result()

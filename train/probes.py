@@ -1,0 +1,221 @@
+"""Linear classification from the store: how much of the teacher's accuracy a surrogate's last layer keeps.
+
+    store (layer 0, layer L, labels), teacher's norm, surrogate  ->  ProbeReport
+
+Features are [CLS ; mean patch] of the last layer after the teacher's final norm (the mean patch alone where
+there is no CLS). Each model is read out by two heads: *frozen*, fitted on the teacher's training rows and
+applied unchanged (strict), and *refitted*, fitted anew on the model's own training rows (lenient; on easy
+tasks nearly vacuous). Retention is a model's accuracy over the teacher's. Beside the surrogate stand the
+baselines: identity, which takes layer 0 for the last one, and whatever models are handed in, above all
+untrained repeated teacher blocks. Images are not needed, and no more than features is kept of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from activault.store import Store
+from activault.store.errors import ConfigError
+from activault.store.layout import TokenLayout
+
+from .heads import STRENGTH, fit_head
+from .raptor import Raptor
+
+__all__ = ["ProbeReport", "ProbeScore", "pooled_features", "probe"]
+
+TEACHER, SURROGATE, IDENTITY = "teacher", "surrogate", "identity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeScore:
+    """One model under both heads."""
+
+    frozen_accuracy: float
+    """Top-1 on the test rows with the teacher's head."""
+    refitted_accuracy: float
+    """Top-1 on the test rows with a head of its own."""
+    frozen_retention: float
+    """`frozen_accuracy` over the teacher's accuracy."""
+    refitted_retention: float
+    """`refitted_accuracy` over the teacher's accuracy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReport:
+    """Every model's score; keys are `teacher`, `surrogate`, `identity` and the names of the other
+    baselines."""
+
+    classes: tuple[str, ...]
+    """Labels that the training rows have, in the order of the head's outputs."""
+    num_train: int
+    """Labelled training rows."""
+    num_test: int
+    """Labelled test rows."""
+    chance: float
+    """Accuracy on the test rows of naming the most frequent training label."""
+    strength: float
+    """Penalty of the heads."""
+    scores: dict[str, ProbeScore]
+    """One score a model."""
+
+    @property
+    def beats_baselines(self) -> bool:
+        """Whether the surrogate is above every baseline under both heads: only then does it count."""
+        ours = self.scores[SURROGATE]
+        others = [score for name, score in self.scores.items() if name not in (TEACHER, SURROGATE)]
+        return all(
+            ours.frozen_accuracy > other.frozen_accuracy and ours.refitted_accuracy > other.refitted_accuracy
+            for other in others
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON takes it."""
+        return {**asdict(self), "classes": list(self.classes), "beats_baselines": self.beats_baselines}
+
+
+def pooled_features(
+    tokens: Float[Tensor, "batch tokens dim"], norm: nn.Module, layout: TokenLayout
+) -> Float[Tensor, "batch width"]:
+    """[CLS ; mean patch] of last-layer tokens after the norm: 2 dim wide, or dim where there is no CLS."""
+    normed = norm(tokens)
+    parts = [normed[:, layout.span("patches")].mean(dim=1)]
+    if layout.num_cls:
+        parts.insert(0, normed[:, layout.span("cls")].squeeze(1))
+    return torch.cat(parts, dim=-1)
+
+
+@torch.no_grad()
+def probe(
+    store: Store,
+    model: Raptor,
+    norm: nn.Module,
+    baselines: Mapping[str, Raptor],
+    train_rows: np.ndarray,
+    test_rows: np.ndarray,
+    *,
+    batch_size: int = 64,
+    strength: float = STRENGTH,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> ProbeReport:
+    """Score teacher, surrogate, identity and baselines; `norm` is the teacher's final norm.
+
+    Rows without a label are left out; `progress` is told (rows done, rows in all).
+
+    Raises:
+        ConfigError: layer 0, the last layer or a token kind is not in the store; the rows have no labels or
+        only
+            one; training and test rows overlap; a test row's label is in no training row.
+    """
+    _check(store, train_rows, test_rows)
+    label_ids = np.asarray(store.label_ids)
+    train_rows, test_rows = (rows[label_ids[rows] >= 0] for rows in (train_rows, test_rows))
+    present = _classes_of(label_ids[train_rows], label_ids[test_rows], store)
+    train_labels, test_labels = (
+        torch.from_numpy(np.searchsorted(present, label_ids[rows])) for rows in (train_rows, test_rows)
+    )
+    makers = {
+        SURROGATE: model.last,
+        IDENTITY: _identity,
+        **{name: other.last for name, other in baselines.items()},
+    }
+    rows = np.concatenate([train_rows, test_rows])
+    features = _features(store, rows, makers, norm, batch_size, device, progress)
+    num_train, num_classes = len(train_rows), len(present)
+    frozen = fit_head(features[TEACHER][:num_train], train_labels, num_classes, strength)
+    teacher_accuracy = frozen.accuracy(features[TEACHER][num_train:], test_labels)
+    if teacher_accuracy == 0:
+        raise ConfigError(
+            "retention needs a teacher that gets a test row right; its probe got none, check the labels"
+        )
+    scores = {}
+    for name, values in features.items():
+        own = frozen if name == TEACHER else fit_head(values[:num_train], train_labels, num_classes, strength)
+        strict, lenient = (head.accuracy(values[num_train:], test_labels) for head in (frozen, own))
+        scores[name] = ProbeScore(
+            frozen_accuracy=strict,
+            refitted_accuracy=lenient,
+            frozen_retention=strict / teacher_accuracy,
+            refitted_retention=lenient / teacher_accuracy,
+        )
+    most_frequent = train_labels.bincount(minlength=num_classes).argmax()
+    return ProbeReport(
+        classes=tuple(store.classes[label] for label in present),
+        num_train=num_train,
+        num_test=len(test_rows),
+        chance=float((test_labels == most_frequent).double().mean()),
+        strength=strength,
+        scores=scores,
+    )
+
+
+def _identity(tokens: Tensor) -> Tensor:
+    return tokens
+
+
+def _features(
+    store: Store,
+    rows: np.ndarray,
+    makers: Mapping[str, Callable[[Tensor], Tensor]],
+    norm: nn.Module,
+    batch_size: int,
+    device: torch.device | str,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, Tensor]:
+    """Features of every model for all rows; two layers of one batch are in memory at a time."""
+    last_layer = store.manifest.teacher.num_blocks
+    parts: dict[str, list[Tensor]] = {TEACHER: [], **{name: [] for name in makers}}
+    for first in range(0, len(rows), batch_size):
+        layers = torch.from_numpy(store.read(rows[first : first + batch_size], (0, last_layer), "all")).to(
+            device
+        )
+        parts[TEACHER].append(pooled_features(layers[:, 1], norm, store.layout).cpu())
+        for name, make in makers.items():
+            parts[name].append(pooled_features(make(layers[:, 0]), norm, store.layout).cpu())
+        if progress:
+            progress(min(first + batch_size, len(rows)), len(rows))
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _check(store: Store, train_rows: np.ndarray, test_rows: np.ndarray) -> None:
+    last_layer = store.manifest.teacher.num_blocks
+    for layer, use in (
+        (0, "the closed loop starts from layer 0"),
+        (last_layer, "the probe reads the last layer"),
+    ):
+        if layer not in store.layers:
+            raise ConfigError(
+                f"{use}, and the store has only layers {list(store.layers)}; extract with layer {layer}"
+            )
+    if set(store.kinds) != set(store.layout.kinds):
+        raise ConfigError(
+            f"a closed loop takes tokens {', '.join(store.layout.kinds)}; the store has {store.kinds}"
+        )
+    if both := np.intersect1d(train_rows, test_rows).tolist():
+        raise ConfigError(
+            f"training and test rows are disjoint; {len(both)} rows are in both, row {both[0]} first"
+        )
+
+
+def _classes_of(train: np.ndarray, test: np.ndarray, store: Store) -> np.ndarray:
+    """Labels of the training rows, ascending, checked to make a task."""
+    if not len(train) or not len(test):
+        raise ConfigError(
+            f"a probe needs labelled rows to train and to test on; got {len(train)} and {len(test)} "
+            "(labels come from the image folders' names)"
+        )
+    present = np.unique(train)
+    if len(present) < 2:
+        raise ConfigError(
+            f"a probe tells at least 2 labels apart; every training row is {store.classes[present[0]]!r}"
+        )
+    if unseen := sorted(set(test.tolist()) - set(present.tolist())):
+        raise ConfigError(f"a test label is in some training row; {store.classes[unseen[0]]!r} is in none")
+    return present

@@ -1,0 +1,304 @@
+"""A run: one recipe against one store, in a folder of its own that can be left and taken up at any step.
+
+    RUN/run.json             recipe, phases, model, token layout, store digest, versions; written first
+    RUN/phase_1/ ...         stage 1, a folder a phase
+    RUN/closed_loop/         stage 2
+    RUN/model.safetensors    the trained model; written last
+
+`train(recipe, out, store=..., teacher_blocks=..., cuts=...)` makes or resumes it, `load_run(out)` reads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from activault.store import Store, split_rows
+from activault.store.errors import ConfigError, IncompleteStoreError, RunError
+from activault.store.layout import TokenLayout
+
+from .checkpoint import write_atomically, write_json
+from .closed_loop import closed_loop_stage
+from .raptor import Raptor, RaptorConfig
+from .recipe import TrainRecipe
+from .stages import ProgressCallback, Stage, StageResult
+from .teacher_forced import phase_stages
+from .trainer import run_stage
+
+__all__ = ["Run", "RunSummary", "load_run", "pick_device", "raptor_config", "train"]
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """What a finished run leaves to say."""
+
+    path: Path
+    """The run's folder."""
+    cuts: tuple[int, ...]
+    """Its phases."""
+    stages: tuple[StageResult, ...]
+    """Every stage, in order."""
+    num_parameters: int
+    """Learned values of the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished run, ready to roll out."""
+
+    path: Path
+    """The run's folder."""
+    model: Raptor
+    """The trained model, on the CPU, in eval mode."""
+    recipe: TrainRecipe
+    """What it was trained by."""
+    cuts: tuple[int, ...]
+    """Its phases."""
+    layout: TokenLayout
+    """Token layout it was trained at."""
+    store_digest: str
+    """Content of the store it was trained on."""
+
+
+def train(
+    recipe: TrainRecipe,
+    out: Path | str,
+    *,
+    store: Store,
+    cuts: Sequence[int],
+    teacher_blocks: Sequence[nn.Module] | None = None,
+    device: str = "auto",
+    progress: ProgressCallback | None = None,
+) -> RunSummary:
+    """Train a recipe to its end in the folder `out`, going on from what an earlier start left there.
+
+    `cuts` are the phases, found or given; `teacher_blocks` are needed where blocks start from the teacher's.
+
+    Raises:
+        ConfigError: the recipe, the phases or the teacher's blocks do not fit the store.
+        IncompleteStoreError: the store has unfinished shards.
+        RunError: `out` holds something else or another run, or training failed.
+        KeyboardInterrupt: Ctrl-C, after a checkpoint.
+    """
+    out, cuts, chosen = Path(out), tuple(int(cut) for cut in cuts), pick_device(device)
+    if recipe.cuts is not None and recipe.cuts != cuts:
+        raise ConfigError(f"the recipe gives cuts {list(recipe.cuts)}; got {list(cuts)} to train with")
+    _check_store(store)
+    rows = store.valid_rows if recipe.split == "all" else split_rows(store.samples, store.valid_rows)["train"]
+    if not len(rows):
+        raise ConfigError(f"the store has no rows in split {recipe.split!r}; set split = 'all'")
+    config = raptor_config(recipe, store, cuts)
+    identity = _open_run(out, recipe, config, store)
+    # The random state is the run's own: the same whatever was drawn before, and the caller's is left alone.
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if chosen.type == "cuda" else []):
+        torch.manual_seed(recipe.seed)
+        model = _initial_model(recipe, config, teacher_blocks).to(chosen)
+        results = []
+        for stage in _stages(recipe, model, store, chosen):
+            seed = _stage_seed(recipe.seed, stage.name)
+            torch.manual_seed(seed)
+            results.append(
+                run_stage(
+                    stage,
+                    out / stage.name,
+                    store=store,
+                    rows=rows,
+                    seed=seed,
+                    identity=identity,
+                    device=chosen,
+                    progress=progress,
+                )
+            )
+    if not (out / "model.safetensors").exists():
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        write_atomically(out / "model.safetensors", lambda temporary: save_file(tensors, temporary))
+    return RunSummary(path=out, cuts=cuts, stages=tuple(results), num_parameters=model.num_parameters)
+
+
+def load_run(path: Path | str) -> Run:
+    """A finished run's model and what it was trained by.
+
+    Raises:
+        RunError: the folder is no run, or the run is not finished.
+    """
+    path = Path(path)
+    record = _read_run(path)
+    if not (path / "model.safetensors").exists():
+        raise RunError(f"{path} holds a run that is not finished; start `activault train` again to finish it")
+    try:
+        model = Raptor(RaptorConfig.model_validate(record["model"]))
+        model.load_state_dict(load_file(path / "model.safetensors"), strict=True)
+        return Run(
+            path=path,
+            model=model.eval(),
+            recipe=TrainRecipe.model_validate(record["recipe"]),
+            cuts=model.config.cuts,
+            layout=TokenLayout.model_validate(record["layout"]),
+            store_digest=str(record["store_digest"]),
+        )
+    except (OSError, KeyError, ValidationError, SafetensorError, RuntimeError) as exc:
+        raise RunError(f"{path} does not hold a run that this program can read: {exc}") from exc
+
+
+def raptor_config(recipe: TrainRecipe, store: Store, cuts: Sequence[int]) -> RaptorConfig:
+    """The model's shape: the recipe's kind, the store's widths, the phases.
+
+    Raises:
+        ConfigError: the phases do not fit the store's layers.
+    """
+    teacher = store.manifest.teacher
+    kind = recipe.model.model_dump()
+    try:
+        return RaptorConfig(
+            dim=teacher.dim,
+            num_heads=teacher.num_heads,
+            num_layers=teacher.num_blocks,
+            cuts=tuple(cuts),
+            **kind,
+        )
+    except ValidationError as exc:
+        raise ConfigError(exc.errors()[0]["msg"].removeprefix("Value error, ")) from exc
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device of a name; `auto` is CUDA, else Apple's, else the CPU.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise ConfigError(f"device is auto, cpu, cuda or mps; got {name!r}") from exc
+    here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not here.get(device.type, False):
+        raise ConfigError(
+            f"device {name!r} is not here; there are {', '.join(key for key in here if here[key])}"
+        )
+    return device
+
+
+def _check_store(store: Store) -> None:
+    """Training reads every layer and every token of every row."""
+    if not store.complete:
+        raise IncompleteStoreError(
+            f"training needs a complete store and {store.path} is not; finish its extraction"
+        )
+    missing = sorted(set(range(store.manifest.teacher.num_blocks + 1)) - set(store.layers))
+    if missing:
+        raise ConfigError(
+            f"training needs all layers and the store lacks {missing}; extract with --layers all"
+        )
+    if set(store.kinds) != set(store.layout.kinds):
+        lacking = [kind for kind in store.layout.kinds if kind not in store.kinds]
+        raise ConfigError(
+            f"training needs all token kinds and the store lacks {', '.join(lacking)}; extract with them"
+        )
+
+
+def _initial_model(recipe: TrainRecipe, config: RaptorConfig, blocks: Sequence[nn.Module] | None) -> Raptor:
+    model = Raptor(config)
+    if recipe.teacher_block is not None:
+        if blocks is None:
+            raise ConfigError(
+                f"init {recipe.init!r} needs the teacher's blocks; use init = 'random' without a teacher"
+            )
+        model.init_from_blocks(blocks, recipe.teacher_block)
+    return model
+
+
+def _stages(recipe: TrainRecipe, model: Raptor, store: Store, device: torch.device) -> Iterator[Stage]:
+    """The stages in the order they run; those of 0 steps are left out."""
+    if recipe.stage1.steps:
+        yield from phase_stages(model, recipe.stage1, store, device)
+    if recipe.stage2.steps:
+        yield closed_loop_stage(model, recipe.stage2, store, device)
+
+
+def _stage_seed(seed: int, name: str) -> int:
+    """A seed of its own for every stage, so that phases do not see the same rows in the same order."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:4], "big")
+
+
+def _open_run(out: Path, recipe: TrainRecipe, config: RaptorConfig, store: Store) -> str:
+    """Write `run.json`, or hold it against what is there; returns the hash that the checkpoints carry."""
+    identity = {
+        "version": VERSION,
+        "recipe": recipe.identity(),
+        "model": config.model_dump(mode="json"),
+        "layout": store.layout.model_dump(mode="json"),
+        "store_digest": store.digest,
+    }
+    if (out / "run.json").exists():
+        there = _read_run(out)
+        there = {key: there.get(key) for key in identity}
+        if isinstance(there["recipe"], dict):
+            there["recipe"].pop("store", None)
+        _refuse_difference(out, there, identity)
+    elif out.exists() and (not out.is_dir() or any(path.suffix != ".tmp" for path in out.iterdir())):
+        raise RunError(f"{out} exists and is no run; choose another folder")
+    else:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise RunError(f"{out} cannot be made: {exc}") from exc
+        versions = {
+            "activault": version("activault"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        written = {**identity, "recipe": recipe.model_dump(mode="json"), "versions": versions}
+        write_json(out / "run.json", written)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _read_run(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise RunError(
+            f"{path} is no run: it has no run.json; `activault train RECIPE --out {path}` makes one"
+        ) from exc
+    except (OSError, ValueError) as exc:
+        raise RunError(f"{path / 'run.json'} cannot be read: {exc}") from exc
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        raise RunError(f"{path / 'run.json'} is not of version {VERSION}; use the program that wrote it")
+    return record
+
+
+def _refuse_difference(out: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise a RunError that names the first field in which two runs differ."""
+    old, new = dict(_fields(there)), dict(_fields(wanted))
+    for key in [*new, *old]:
+        if old.get(key) != new.get(key):
+            raise RunError(
+                f"a run goes on with what it was started with; {out} has {key} = {old.get(key)!r} "
+                f"and this one {new.get(key)!r}; choose another folder"
+            )
+
+
+def _fields(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values."""
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
