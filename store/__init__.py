@@ -1,1 +1,93 @@
-"""activault.store"""
+"""The activation store: planned, written shard by shard, verified, read and loaded.
+
+    from activault.store import open_store, ActivationLoader
+
+Importing this room imports neither torch nor zarr; `ActivationLoader` and `Batch` come with the first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .buffer import ShardBuffer
+from .creation import create_store
+from .errors import (
+    ActivaultError,
+    ConfigError,
+    CorruptStoreError,
+    ImageSourceError,
+    IncompleteStoreError,
+    MissingExtraError,
+    NonFiniteError,
+    NotAStoreError,
+    RunError,
+    StoreError,
+    StoreMismatchError,
+    WeightsError,
+)
+from .grid import choose_grid
+from .layout import KINDS, TokenKind, TokenLayout, layer_name, parse_kinds, parse_layers
+from .manifest import FORMAT_VERSION, Manifest, Preprocessing, SourceInfo, StoredDtype, TeacherInfo
+from .reader import Store, open_store
+from .records import ShardRecord
+from .samples import Outcome, plan_samples, split_of, split_rows
+from .statistics import ChannelStats
+from .verify import Fault, VerifyReport, verify_store
+from .writer import StoreWriter
+
+if TYPE_CHECKING:
+    from .loader import ActivationLoader, Batch
+
+__all__ = [
+    "open_store",
+    "create_store",
+    "verify_store",
+    "ActivationLoader",
+    "Batch",
+    "Store",
+    "StoreWriter",
+    "ShardBuffer",
+    "ShardRecord",
+    "ChannelStats",
+    "VerifyReport",
+    "Fault",
+    "Manifest",
+    "TeacherInfo",
+    "Preprocessing",
+    "SourceInfo",
+    "StoredDtype",
+    "FORMAT_VERSION",
+    "choose_grid",
+    "Outcome",
+    "plan_samples",
+    "split_of",
+    "split_rows",
+    "KINDS",
+    "TokenKind",
+    "TokenLayout",
+    "layer_name",
+    "parse_kinds",
+    "parse_layers",
+    "ActivaultError",
+    "ConfigError",
+    "MissingExtraError",
+    "WeightsError",
+    "ImageSourceError",
+    "RunError",
+    "StoreError",
+    "NotAStoreError",
+    "StoreMismatchError",
+    "IncompleteStoreError",
+    "CorruptStoreError",
+    "NonFiniteError",
+]
+
+_NEEDS_TORCH = ("ActivationLoader", "Batch")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_TORCH:
+        from . import loader
+
+        return getattr(loader, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

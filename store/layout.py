@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,7 +29,7 @@ class TokenLayout(BaseModel):
     """1 if the teacher has a class token."""
     num_registers: int = Field(ge=0, le=1024)
     """Register tokens, between CLS and patches."""
-    grid: tuple[int, int]
+    grid: tuple[Annotated[int, Field(ge=1, le=4096)], Annotated[int, Field(ge=1, le=4096)]]
     """Patch rows and columns."""
 
     @property
@@ -74,7 +74,9 @@ def parse_layers(text: str, available: Sequence[int]) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if match is None:
-            raise ConfigError(f"layers are numbers and ranges such as '0-12' or '0,3,7-9', or 'all'; got {text!r}")
+            raise ConfigError(
+                f"layers are numbers and ranges such as '0-12' or '0,3,7-9', or 'all'; got {text!r}"
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ConfigError(f"a range of layers rises; got {part.strip()!r} in {text!r}")

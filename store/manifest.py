@@ -6,16 +6,17 @@ Nothing in it can be derived from something else in it; counts and shapes are pr
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from .files import canonical_json
 from .layout import TokenKind, TokenLayout
 
 __all__ = ["FORMAT_VERSION", "Manifest", "Preprocessing", "SourceInfo", "StoredDtype", "TeacherInfo"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 1
+MAX_CHUNK_BYTES: Final = 1 << 30
 StoredDtype = Literal["bfloat16", "float32"]
 
 
@@ -36,9 +37,9 @@ class TeacherInfo(_Record):
     """Hash of the weights' tensors in name order, so that the same weights in another container agree."""
     license: str
     """Licence of the weights, or `unknown`."""
-    num_blocks: int = Field(ge=1)
+    num_blocks: int = Field(ge=1, le=4096)
     """Blocks of the teacher; layers are 0 to this number."""
-    dim: int = Field(ge=1)
+    dim: int = Field(ge=1, le=1 << 20)
     """Width of a token."""
     num_heads: int = Field(ge=1)
     """Attention heads of a block."""
@@ -72,7 +73,7 @@ class Manifest(_Record):
     """Everything that names a store's content, before its first shard is written."""
 
     format: Literal[1] = FORMAT_VERSION
-    num_rows: int = Field(ge=1)
+    num_rows: int = Field(ge=1, le=1 << 40)
     """Rows of every array, bad images included."""
     layers: tuple[int, ...] = Field(min_length=1)
     """Layers that are kept, ascending."""
@@ -82,9 +83,9 @@ class Manifest(_Record):
     """Tokens of one layer of the teacher."""
     dtype: StoredDtype
     """Precision of the values; `bfloat16` is kept as float32 rounded to it."""
-    shard_rows: int = Field(ge=1)
+    shard_rows: int = Field(ge=1, le=1 << 16)
     """Rows a shard."""
-    chunk_rows: int = Field(ge=1)
+    chunk_rows: int = Field(ge=1, le=1 << 16)
     """Rows an inner chunk; divides `shard_rows`."""
     teacher: TeacherInfo
     preprocessing: Preprocessing
@@ -95,9 +96,20 @@ class Manifest(_Record):
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
         if self.shard_rows % self.chunk_rows:
-            raise ValueError(f"shard_rows {self.shard_rows} is not a multiple of chunk_rows {self.chunk_rows}")
-        if list(self.layers) != sorted(set(self.layers)) or self.layers[-1] > self.teacher.num_blocks:
+            raise ValueError(
+                f"shard_rows {self.shard_rows} is not a multiple of chunk_rows {self.chunk_rows}"
+            )
+        ascending = list(self.layers) == sorted(set(self.layers))
+        if not ascending or self.layers[0] < 0 or self.layers[-1] > self.teacher.num_blocks:
             raise ValueError(f"layers ascend within 0-{self.teacher.num_blocks}; got {self.layers}")
+        if self.kinds != tuple(kind for kind in self.layout.kinds if kind in self.kinds):
+            raise ValueError(f"kinds are some of {self.layout.kinds}, in this order; got {self.kinds}")
+        largest = max(self.chunk_shape(kind)[1] for kind in self.kinds)
+        if self.chunk_rows * largest * self.dim * 4 > MAX_CHUNK_BYTES:
+            raise ValueError(
+                f"a chunk is at most {MAX_CHUNK_BYTES} bytes; chunk_rows {self.chunk_rows} of {largest} tokens of "
+                f"width {self.dim} are more; lower chunk_rows"
+            )
         return self
 
     @property
@@ -118,7 +130,20 @@ class Manifest(_Record):
         """Shape of one layer's array of one kind: rows, tokens, width."""
         return (self.num_rows, self.layout.count(kind), self.dim)
 
+    def chunk_shape(self, kind: TokenKind) -> tuple[int, int, int]:
+        """Shape of an inner chunk of one kind's arrays."""
+        return (self.chunk_rows, self.layout.count(kind), self.dim)
+
+    @property
+    def chunks_per_shard(self) -> int:
+        """Inner chunks of one array's shard file."""
+        return self.shard_rows // self.chunk_rows
+
+    @property
+    def tokens_per_layer(self) -> int:
+        """Tokens of one layer that are kept."""
+        return sum(self.layout.count(kind) for kind in self.kinds)
+
     def sha256(self) -> str:
         """Hash of the canonical JSON."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()

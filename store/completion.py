@@ -1,0 +1,85 @@
+"""Completion: all outcomes into samples.parquet, then all records and merged statistics into index.parquet.
+
+The records are the source of both, so that a writer killed between the two steps only does them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from .errors import CorruptStoreError
+from .index import IndexSummary, write_index
+from .manifest import Manifest
+from .records import ArrayKey, ShardRecord, array_folder, arrays_of, read_record
+from .root import Root
+from .samples import with_outcomes
+from .sealed import write_sealed
+from .statistics import ChannelStats, merge, read_statistics
+
+__all__ = ["SAMPLES", "arrays_digest", "merged_statistics", "summarise", "write_completion"]
+
+SAMPLES = "samples.parquet"
+
+
+def arrays_digest(manifest: Manifest, records: Sequence[ShardRecord]) -> str:
+    """Hash over the decoded values alone; `records` ascend by shard."""
+    state = hashlib.sha256()
+    for place, array in enumerate(arrays_of(manifest)):
+        for record in records:
+            state.update(f"{array_folder(array.layer, array.kind)} {record.files[place].values}\n".encode())
+    return state.hexdigest()
+
+
+def merged_statistics(
+    path: Path, manifest: Manifest, records: Sequence[ShardRecord]
+) -> Mapping[ArrayKey, ChannelStats]:
+    """Statistics of every array over the shards of `records`, merged in their order.
+
+    Raises:
+        CorruptStoreError: a statistics file is missing or altered.
+    """
+    merged = {array: ChannelStats.empty(manifest.dim) for array in arrays_of(manifest)}
+    for record in records:
+        for array, stats in read_statistics(path, manifest, record.statistics).items():
+            merged[array] = merge(merged[array], stats)
+    return merged
+
+
+def summarise(root: Root, records: Sequence[ShardRecord], samples_hash: str) -> IndexSummary:
+    """What the index says of the whole store."""
+    return IndexSummary(
+        format=root.manifest.format,
+        manifest=root.manifest.sha256(),
+        samples=root.samples,
+        samples_hash=samples_hash,
+        num_bad=sum(len(record.bad) for record in records),
+        num_bytes=sum(record.num_bytes for record in records),
+        digest=root.digest(records),
+        arrays_digest=arrays_digest(root.manifest, records),
+    )
+
+
+def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
+    """Replace samples.parquet, then write index.parquet; every shard must be finished.
+
+    Raises:
+        CorruptStoreError: a record or its statistics are missing or altered.
+    """
+    manifest = root.manifest
+    records, texts = [], []
+    for shard in range(manifest.num_shards):
+        found = read_record(path, manifest, shard)
+        if found is None:
+            raise CorruptStoreError(
+                f"the record of shard {shard} vanished; run the same `activault extract` again"
+            )
+        records.append(found[0])
+        texts.append(found[1])
+    table = with_outcomes(samples, ((range(*record.rows), record.outcomes()) for record in records))
+    samples_hash = write_sealed(path / SAMPLES, table)
+    statistics = merged_statistics(path, manifest, records)
+    write_index(path, summarise(root, records, samples_hash), texts, statistics)

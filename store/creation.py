@@ -1,0 +1,152 @@
+"""Planning a store: everything that is known before the first shard, and the store's own `zarr.json` last.
+
+A manifest, a sample table and the teacher's files in; a `StoreWriter` out, for a new store or one to go on with.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from .codecs import array_metadata, group_metadata
+from .completion import SAMPLES
+from .errors import ConfigError, NotAStoreError, StoreMismatchError
+from .files import atomic_write, disk_error, file_sha256, pretty_json, sync_file, sync_folder
+from .layout import layer_name
+from .manifest import Manifest
+from .records import array_folder, arrays_of
+from .root import PLANNING, ROOT, Root, TeacherFile, make_root, read_root
+from .samples import SAMPLES_SCHEMA, content_hash
+from .sealed import read_sealed, write_sealed
+from .writer import StoreWriter
+
+__all__ = ["create_store"]
+
+TeacherFiles = Mapping[str, Path] | Callable[[Path], object]
+
+
+def create_store(
+    path: Path | str, manifest: Manifest, samples: pa.Table, teacher_files: TeacherFiles
+) -> StoreWriter:
+    """Plan the store at `path`, or open the same one to go on with it.
+
+    Args:
+        path: where there is nothing, an empty folder, a half-planned store, or a store of this very plan.
+        manifest: what is to be stored.
+        samples: from `plan_samples`, `manifest.num_rows` rows.
+        teacher_files: file names and where to copy them from, or a function that writes them into the folder
+            that it is given; not used when the store is there already.
+
+    Raises:
+        ConfigError: the samples are not `manifest.num_rows`.
+        StoreMismatchError: the store there was planned from something else; the first difference is named.
+        NotAStoreError: the path exists and is something else.
+        StoreError: the disk is full, read-only or gone.
+    """
+    path = Path(path)
+    if len(samples) != manifest.num_rows or not samples.schema.equals(SAMPLES_SCHEMA):
+        raise ConfigError(
+            f"samples come from plan_samples, one for each of {manifest.num_rows} rows; got {len(samples)} of the "
+            f"columns {samples.schema.names}"
+        )
+    if (path / ROOT).exists():
+        root = read_root(path)
+        _refuse_difference(path, root, manifest, samples)
+    else:
+        _refuse_foreign(path)
+        try:
+            root = _plan(path, manifest, samples, teacher_files)
+        except OSError as exc:
+            raise disk_error(exc, path, samples.nbytes) from exc
+    return StoreWriter(path, root, samples)
+
+
+def _refuse_foreign(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise NotAStoreError(f"{path} is a file, not an activation store; choose another path")
+    if not (path / PLANNING).exists() and next(path.iterdir(), None) is not None:
+        raise NotAStoreError(
+            f"{path} exists and is not an activation store; choose another path, or empty it"
+        )
+
+
+def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.Table) -> None:
+    there, asked = _flat(root.manifest.model_dump(mode="json")), _flat(manifest.model_dump(mode="json"))
+    remedy = "choose another path, or ask for what is there"
+    for field, value in asked.items():
+        if there.get(field) != value:
+            raise StoreMismatchError(
+                f"{path} was planned differently: {field} is {there.get(field)!r} there and {value!r} here; {remedy}"
+            )
+    if root.samples == content_hash(samples):
+        return
+    planned, _, _ = read_sealed(path / SAMPLES, SAMPLES_SCHEMA)
+    for name in ("key", "label", "source"):
+        for row, (old, new) in enumerate(
+            zip(planned[name].to_pylist(), samples[name].to_pylist(), strict=True)
+        ):
+            if old != new:
+                raise StoreMismatchError(
+                    f"{path} was planned from other images: the {name} of row {row} is {old!r} there and {new!r} here; "
+                    f"{remedy}"
+                )
+    raise StoreMismatchError(f"{path} was planned from other images; {remedy}")
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix.rstrip("."): value}
+    return {
+        name: leaf for key, part in value.items() for name, leaf in _flat(part, f"{prefix}{key}.").items()
+    }
+
+
+def _plan(path: Path, manifest: Manifest, samples: pa.Table, teacher_files: TeacherFiles) -> Root:
+    path.mkdir(parents=True, exist_ok=True)
+    _clear(path)
+    atomic_write(path / PLANNING, b"This store is being planned. If nothing is planning it, plan it again.\n")
+    teacher = _write_teacher(path / "teacher", teacher_files)
+    write_sealed(path / SAMPLES, samples)
+    for layer in manifest.layers:
+        (path / layer_name(layer)).mkdir(exist_ok=True)
+        atomic_write(path / layer_name(layer) / ROOT, pretty_json(group_metadata({})))
+    for array in arrays_of(manifest):
+        folder = path / array_folder(array.layer, array.kind)
+        folder.mkdir(exist_ok=True)
+        atomic_write(folder / ROOT, pretty_json(array_metadata(manifest, array.kind)))
+    (path / "shards").mkdir(exist_ok=True)
+    root = make_root(manifest, content_hash(samples), teacher)
+    atomic_write(path / ROOT, root.to_bytes())
+    (path / PLANNING).unlink()
+    sync_folder(path)
+    return root
+
+
+def _clear(path: Path) -> None:
+    """Remove what an interrupted plan left: the folder was empty, or this is what the marker says."""
+    for entry in path.iterdir():
+        if entry.is_dir() and (entry.name in ("teacher", "shards") or entry.name.startswith("layer_")):
+            shutil.rmtree(entry)
+
+
+def _write_teacher(folder: Path, files: TeacherFiles) -> dict[str, TeacherFile]:
+    folder.mkdir()
+    if callable(files):
+        files(folder)
+    else:
+        for name, source in files.items():
+            shutil.copyfile(source, folder / name)
+    found = {}
+    for file in sorted(folder.iterdir()):
+        if not file.is_file() or file.name.startswith("."):
+            raise ConfigError(f"the teacher's files are plain files, flat; got {file.name}")
+        sync_file(file)
+        found[f"teacher/{file.name}"] = TeacherFile(bytes=file.stat().st_size, sha256=file_sha256(file))
+    sync_folder(folder)
+    return found

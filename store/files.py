@@ -1,0 +1,187 @@
+"""Files of a store: canonical JSON, hashes, atomic writes, the writers' lock and their leftovers.
+
+Paths in, bytes and hashes out; nothing here knows what a store is made of.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from .errors import CorruptStoreError, StoreError
+
+__all__ = [
+    "MAX_JSON_BYTES",
+    "atomic_write",
+    "canonical_json",
+    "disk_error",
+    "file_sha256",
+    "file_xxh3",
+    "leftovers",
+    "lock_alone",
+    "lock_shared",
+    "parse_json",
+    "pretty_json",
+    "read_small",
+    "sync_file",
+    "sync_folder",
+    "unlock_alone",
+    "xxh3",
+]
+
+MAX_JSON_BYTES = 64 << 20
+_BLOCK_BYTES = 4 << 20
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one way in which format 1 writes JSON that is hashed."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def pretty_json(value: Any) -> bytes:
+    """The one way in which format 1 writes a `zarr.json`."""
+    return json.dumps(value, sort_keys=True, indent=2, allow_nan=False).encode() + b"\n"
+
+
+def parse_json(text: bytes, name: str) -> Any:
+    """The JSON value in `text`.
+
+    Raises:
+        CorruptStoreError: it is no JSON, or nested so deeply that parsing it would exhaust the stack.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise CorruptStoreError(f"{name} must be JSON; it is not ({exc}); restore it from a copy") from exc
+
+
+def read_small(path: Path, name: str) -> bytes:
+    """All bytes of a metadata file, refused before reading if it is absurdly large.
+
+    Raises:
+        CorruptStoreError: the file is over 64 MiB or cannot be read.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise CorruptStoreError(f"{name} holds at most {MAX_JSON_BYTES} bytes; it has {size}")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise CorruptStoreError(
+            f"{name} cannot be read ({exc.strerror}); check the path and its rights"
+        ) from exc
+
+
+def xxh3(data: Any) -> str:
+    """XXH3 of 128 bits over a buffer, in hexadecimal."""
+    return xxhash.xxh3_128(data).hexdigest()
+
+
+def _blocks(path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+            if progress is not None:
+                progress(len(block))
+
+
+def file_xxh3(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """XXH3 of a file's bytes, in blocks; `progress` is told each block's size."""
+    state = xxhash.xxh3_128()
+    for block in _blocks(path, progress):
+        state.update(block)
+    return state.hexdigest()
+
+
+def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file's bytes, in blocks."""
+    state = hashlib.sha256()
+    for block in _blocks(path, progress):
+        state.update(block)
+    return state.hexdigest()
+
+
+def sync_file(path: Path) -> None:
+    """Bring a file's bytes to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+sync_folder = sync_file  # a folder is opened and synced the same way
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write `data` so that `path` holds either what it held or all of it, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
+    """A full, read-only or vanished disk in words, naming the path and the space needed."""
+    remedy = {
+        errno.ENOSPC: f"free at least {needed / 1e6:,.0f} MB there",
+        errno.EDQUOT: f"raise the quota by at least {needed / 1e6:,.0f} MB",
+        errno.EROFS: "choose a path that can be written",
+        errno.EACCES: "grant the right to write there",
+        errno.EPERM: "grant the right to write there",
+    }.get(exc.errno or 0, "mend the disk or the mount")
+    return StoreError(
+        f"{path} could not be written ({exc.strerror or exc}); {remedy}, then run the same command again: "
+        "finished shards are kept"
+    )
+
+
+def lock_shared(folder: Path) -> int:
+    """Open the folder and hold a shared lock on it; the caller closes the handle."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        pass  # a file system without locks: leftovers are then never collected, nothing else depends on it
+    return handle
+
+
+def lock_alone(handle: int) -> bool:
+    """Try to turn a shared lock into the only one; False if another writer is at work or there are no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def unlock_alone(handle: int) -> None:
+    """Go back from the only lock to a shared one."""
+    fcntl.flock(handle, fcntl.LOCK_SH)
+
+
+def leftovers(store: Path) -> Iterator[Path]:
+    """Files that a killed writer left: ours end in `.tmp`, zarr's in `.partial`."""
+    for folder, _, names in os.walk(store):
+        for name in names:
+            if name.endswith((".tmp", ".partial")):
+                yield Path(folder) / name

@@ -1,0 +1,57 @@
+"""Rows a chunk and rows a shard, from stated byte targets."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from .errors import ConfigError
+from .layout import TokenKind, TokenLayout
+
+__all__ = ["CHUNK_BYTES", "MAX_CHUNK_ROWS", "MAX_SHARD_ROWS", "SHARD_BUFFER_BYTES", "choose_grid"]
+
+CHUNK_BYTES: Final = 24 << 20
+"""Aimed size of the largest kind's inner chunk, decoded: 32 rows of a ViT-B/14 at 224 pixels."""
+MAX_CHUNK_ROWS: Final = 64
+"""A loader mixes whole chunks, so that longer ones make poorer batches."""
+SHARD_BUFFER_BYTES: Final = 4 << 30
+MAX_SHARD_ROWS: Final = 1024
+
+
+def choose_grid(
+    *,
+    num_rows: int,
+    layout: TokenLayout,
+    kinds: Collection[TokenKind],
+    num_layers: int,
+    dim: int,
+    value_bytes: int = 2,
+    shard_rows: int | None = None,
+    buffer_bytes: int = SHARD_BUFFER_BYTES,
+) -> tuple[int, int]:
+    """`(shard_rows, chunk_rows)` for a store.
+
+    The chunk is the largest power of two of rows, up to 64, whose largest kind fits in 24 MiB of float32. The
+    shard is the largest multiple of it that keeps the shard buffer (all layers and kinds, `value_bytes` a value:
+    2 for bfloat16, 4 for float32) within `buffer_bytes` and the rows within 1,024, and no longer than the store.
+    A `shard_rows` that is asked for is kept, and the chunk becomes the largest divisor of it that is no longer.
+
+    Raises:
+        ConfigError: `shard_rows` is below 1 or needs a larger buffer than `buffer_bytes`.
+    """
+    row_bytes = num_layers * sum(layout.count(kind) for kind in kinds) * dim * value_bytes
+    largest = max(layout.count(kind) for kind in kinds) * dim * 4
+    chunk_rows = MAX_CHUNK_ROWS
+    while chunk_rows > 1 and chunk_rows * largest > CHUNK_BYTES:
+        chunk_rows //= 2
+    if shard_rows is None:
+        room = min(buffer_bytes // row_bytes, MAX_SHARD_ROWS, -(-num_rows // chunk_rows) * chunk_rows)
+        chunk_rows = max(1, min(chunk_rows, room))
+        return max(1, room // chunk_rows) * chunk_rows, chunk_rows
+    if shard_rows < 1 or shard_rows * row_bytes > buffer_bytes:
+        raise ConfigError(
+            f"rows a shard are 1 to {buffer_bytes // row_bytes} here (a row takes {row_bytes / 1e6:.1f} MB of the "
+            f"{buffer_bytes / 1e9:.1f} GB buffer); got {shard_rows}"
+        )
+    chunk_rows = next(rows for rows in range(min(chunk_rows, shard_rows), 0, -1) if shard_rows % rows == 0)
+    return shard_rows, chunk_rows

@@ -1,0 +1,142 @@
+"""`index.parquet`: every record and the merged statistics of a complete store in one sealed file.
+
+Records and statistics in, one Parquet file out; and back, parsed only as far as it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .errors import CorruptStoreError
+from .files import canonical_json
+from .manifest import Manifest
+from .records import ArrayKey, ShardRecord, arrays_of, parse_record
+from .sealed import read_sealed, write_sealed
+from .statistics import ChannelStats
+
+__all__ = ["INDEX", "Index", "IndexSummary", "read_index", "write_index"]
+
+INDEX: Final = "index.parquet"
+_KEY: Final = "activault.index"
+_VECTOR = pa.list_(pa.float64())
+_SCHEMA: Final = pa.schema(
+    [
+        ("entry", pa.string()),
+        ("shard", pa.int64()),
+        ("record", pa.string()),
+        ("layer", pa.int32()),
+        ("kind", pa.string()),
+        ("count", pa.int64()),
+        ("mean", _VECTOR),
+        ("m2", _VECTOR),
+        ("absmax", _VECTOR),
+    ]
+)
+
+
+class IndexSummary(BaseModel):
+    """What a complete store says of itself without any record being parsed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int
+    manifest: str
+    """Manifest hash."""
+    samples: str
+    """Content hash of the samples."""
+    samples_hash: str
+    """xxh3 of samples.parquet."""
+    num_bad: int
+    num_bytes: int
+    """Bytes of all array files."""
+    digest: str
+    arrays_digest: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """A read index."""
+
+    manifest: Manifest
+    summary: IndexSummary
+    table: pa.Table
+
+    def record_text(self, shard: int) -> bytes:
+        """Text of a shard's record file."""
+        return str(self.table["record"][shard].as_py()).encode()
+
+    def record(self, shard: int) -> ShardRecord:
+        """A shard's record."""
+        return parse_record(self.record_text(shard), self.manifest, shard)
+
+    @cached_property
+    def statistics(self) -> dict[ArrayKey, ChannelStats]:
+        """Merged statistics of every array."""
+        rows = self.table.slice(self.manifest.num_shards).to_pylist()
+        found = {
+            ArrayKey(row["layer"], row["kind"]): ChannelStats(
+                row["count"], *(_vector(row[part], self.manifest.dim) for part in ("mean", "m2", "absmax"))
+            )
+            for row in rows
+        }
+        if list(found) != list(arrays_of(self.manifest)):
+            raise CorruptStoreError(
+                f"{INDEX} must have the statistics of every array; restore it from a copy"
+            )
+        return found
+
+
+def _vector(values: list[float] | None, dim: int) -> npt.NDArray[np.float64]:
+    if values is None or len(values) != dim:
+        raise CorruptStoreError(f"{INDEX}: statistics must have {dim} channels; restore it from a copy")
+    return np.array(values, np.float64)
+
+
+def write_index(
+    path: Path,
+    summary: IndexSummary,
+    records: Sequence[bytes],
+    statistics: Mapping[ArrayKey, ChannelStats],
+) -> None:
+    """Write `path/index.parquet`: the texts of all records in shard order, then the merged statistics."""
+    rows = [
+        {"entry": "record", "shard": shard, "record": text.decode()} for shard, text in enumerate(records)
+    ]
+    merged = [
+        {"entry": "statistics", "layer": array.layer, "kind": array.kind, "count": stats.count}
+        | {"mean": stats.mean.tolist(), "m2": stats.m2.tolist(), "absmax": stats.absmax.tolist()}
+        for array, stats in statistics.items()
+    ]
+    table = pa.Table.from_pylist([*rows, *merged], schema=_SCHEMA)
+    write_sealed(path / INDEX, table, {_KEY: canonical_json(summary.model_dump()).decode()})
+
+
+def read_index(path: Path, manifest: Manifest) -> Index | None:
+    """The index of the store at `path`; None if it is not complete.
+
+    Raises:
+        CorruptStoreError: the index is altered or belongs to another store.
+    """
+    try:
+        table, metadata, _ = read_sealed(path / INDEX, _SCHEMA)
+    except FileNotFoundError:
+        return None
+    try:
+        summary = IndexSummary.model_validate_json(metadata.get(_KEY, ""))
+    except ValidationError as exc:
+        raise CorruptStoreError(f"{INDEX} has no summary that can be read; restore it from a copy") from exc
+    if summary.manifest != manifest.sha256():
+        raise CorruptStoreError(f"{INDEX} belongs to another store; restore it from a copy")
+    shards = table["shard"].slice(0, manifest.num_shards).to_pylist()
+    if len(shards) != manifest.num_shards or any(shard != place for place, shard in enumerate(shards)):
+        raise CorruptStoreError(f"{INDEX} must have a record for each of {manifest.num_shards} shards")
+    return Index(manifest, summary, table)

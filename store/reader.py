@@ -1,0 +1,275 @@
+"""Reading a store: open it, see what it holds, and read tokens as float32 (rows, layers, tokens, dim).
+
+store = open_store("imagenet.zarr")
+x = store.read(rows=slice(0, 64), layers=range(0, 8), tokens="cls,patches")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .codecs import array_metadata
+from .completion import SAMPLES
+from .errors import ConfigError, CorruptStoreError
+from .files import parse_json, read_small
+from .index import Index, read_index
+from .layout import TokenKind, TokenLayout, parse_kinds
+from .manifest import Manifest
+from .reading import ChunkSource, read_rows
+from .records import ArrayKey, array_folder, arrays_of
+from .root import ROOT, Root, read_root
+from .samples import OK, SAMPLES_SCHEMA, content_hash, with_outcomes
+from .sealed import read_sealed
+from .selection import RowSelection, check_layers, check_rows
+from .shards import CompleteShards, ShardIndex, UnfinishedShards
+from .statistics import ChannelStats
+
+__all__ = ["Store", "open_store"]
+
+Float32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+
+def open_store(path: Path | str) -> Store:
+    """Open the store at `path` for reading; what later writers add is seen when it is opened again.
+
+    Raises:
+        NotAStoreError: the path is not an activation store of format 1.
+        CorruptStoreError: the store's metadata were altered, or an array's disagree with the manifest.
+    """
+    path = Path(path)
+    root = read_root(path)
+    for array in arrays_of(root.manifest):
+        _check_array(path, root.manifest, array)
+    return Store(path, root, read_index(path, root.manifest))
+
+
+def _check_array(path: Path, manifest: Manifest, array: ArrayKey) -> None:
+    name = f"{array_folder(array.layer, array.kind)}/{ROOT}"
+    try:
+        found = parse_json(read_small(path / name, name), name)
+    except FileNotFoundError as exc:
+        raise CorruptStoreError(f"{name} is missing; restore it from a copy") from exc
+    expected = array_metadata(manifest, array.kind)
+    for field in sorted(expected.keys() | (found.keys() if isinstance(found, dict) else set())):
+        value = found.get(field) if isinstance(found, dict) else None
+        if value != expected.get(field):
+            raise CorruptStoreError(
+                f"{name}: {field} must be {expected.get(field)!r} by the manifest; got {str(value)[:200]}; restore it "
+                "from a copy"
+            )
+
+
+class Store:
+    """A store opened for reading; made by `open_store`. May be shared between threads and pickled."""
+
+    def __init__(self, path: Path, root: Root, index: Index | None) -> None:
+        self.path = path
+        self.complete = index is not None
+        """Whether every shard is finished and the store was completed."""
+        self._root = root
+        self._index = index
+        self._shards: ShardIndex = CompleteShards(index) if index else UnfinishedShards(path, root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_store, (self.path,)
+
+    @property
+    def manifest(self) -> Manifest:
+        """All that was planned."""
+        return self._root.manifest
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of every array, bad and unwritten ones included."""
+        return self.manifest.num_rows
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers that are kept, ascending."""
+        return self.manifest.layers
+
+    @property
+    def kinds(self) -> tuple[TokenKind, ...]:
+        """Token kinds that are kept, in the layout's order."""
+        return self.manifest.kinds
+
+    @property
+    def layout(self) -> TokenLayout:
+        """Tokens of one layer of the teacher, kept or not."""
+        return self.manifest.layout
+
+    @property
+    def dim(self) -> int:
+        """Width of a token."""
+        return self.manifest.dim
+
+    @property
+    def teacher_dir(self) -> Path:
+        """Folder of the teacher's files."""
+        return self.path / "teacher"
+
+    @property
+    def num_bad(self) -> int:
+        """Rows of finished shards whose image was bad."""
+        return self._shards.num_bad
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all array files."""
+        return self._shards.num_bytes
+
+    @property
+    def float32_bytes(self) -> int:
+        """Bytes that the finished rows would take as plain float32."""
+        manifest = self.manifest
+        row_bytes = len(manifest.layers) * manifest.tokens_per_layer * manifest.dim * 4
+        return len(self.finished_rows) * row_bytes
+
+    @property
+    def digest(self) -> str:
+        """Names the content: manifest, samples, teacher and all hashes; no times, hosts or paths."""
+        return self._shards.digest
+
+    @property
+    def arrays_digest(self) -> str:
+        """Names the decoded values in row order alone."""
+        return self._shards.arrays_digest
+
+    @cached_property
+    def samples(self) -> pa.Table:
+        """The sample table, with the outcomes of all finished shards.
+
+        Raises:
+            CorruptStoreError: samples.parquet is missing, altered or of another store.
+        """
+        try:
+            table, _, found = read_sealed(self.path / SAMPLES, SAMPLES_SCHEMA)
+        except FileNotFoundError as exc:
+            raise CorruptStoreError(f"{SAMPLES} is missing; restore it from a copy of the store") from exc
+        if self._index is not None:
+            agrees = found == self._index.summary.samples_hash
+        else:
+            agrees = len(table) == self.num_rows and content_hash(table) == self._root.samples
+        if not agrees:
+            raise CorruptStoreError(f"{SAMPLES} is of another store; restore it from a copy of this one")
+        if self._index is not None:
+            return table
+        records = (self._shards.record(shard) for shard in self._shards.finished)
+        return with_outcomes(table, ((range(*record.rows), record.outcomes()) for record in records))
+
+    @cached_property
+    def finished_rows(self) -> Int64:
+        """(n,) rows of finished shards, ascending."""
+        if self.complete:
+            return np.arange(self.num_rows)
+        ranges = [np.arange(*self._shards.record(shard).rows) for shard in self._shards.finished]
+        return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
+
+    @cached_property
+    def valid_rows(self) -> Int64:
+        """(n,) finished rows whose image was ok, ascending."""
+        return np.flatnonzero(self._is_ok)
+
+    @cached_property
+    def _is_ok(self) -> npt.NDArray[np.bool_]:
+        if self.complete and not self.num_bad:
+            return np.ones(self.num_rows, dtype=bool)
+        return np.asarray(pc.equal(self.samples["status"], OK).to_numpy(), dtype=bool)
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Labels that are there, sorted."""
+        return tuple(
+            sorted(label for label in pc.unique(self.samples["label"]).to_pylist() if label is not None)
+        )
+
+    @cached_property
+    def label_ids(self) -> Int64:
+        """(num_rows,) place of each row's label in `classes`; -1 where it is unknown."""
+        places = pc.index_in(self.samples["label"], value_set=pa.array(self.classes, pa.string()))
+        return pc.fill_null(places, -1).to_numpy().astype(np.int64)
+
+    def statistics(self, layer: int, kind: TokenKind) -> ChannelStats:
+        """Per channel, over the rows that are ok and all tokens of the kind.
+
+        Raises:
+            ConfigError: the layer or the kind is not in the store.
+            CorruptStoreError: a statistics file is missing or altered.
+        """
+        check_layers([layer], self.layers)
+        if kind not in self.kinds:
+            raise ConfigError(f"token kinds here are {', '.join(self.kinds)}; got {kind!r}")
+        return self._shards.statistics[ArrayKey(layer, kind)]
+
+    def parse_tokens(self, tokens: str | Sequence[str]) -> tuple[TokenKind, ...]:
+        """Kinds that `tokens` asks for, out of those that are kept.
+
+        Raises:
+            ConfigError: a kind is unknown or not kept.
+        """
+        if isinstance(tokens, str) and tokens.strip() == "all":
+            return self.kinds
+        kinds = parse_kinds(tokens, self.layout)
+        missing = [kind for kind in kinds if kind not in self.kinds]
+        if missing:
+            raise ConfigError(f"token kinds here are {', '.join(self.kinds)}; got {', '.join(missing)}")
+        return kinds
+
+    @cached_property
+    def chunks(self) -> ChunkSource:
+        """The chunks of this store, for whoever plans its own reads."""
+        return ChunkSource(self.path, self.manifest, self._shards.record, self._is_ok)
+
+    def read(self, rows: RowSelection, layers: Iterable[int], tokens: str | Sequence[str] = "all") -> Float32:
+        """Float32 (rows, layers, tokens, dim), each inner chunk decompressed once; bad rows read as NaN.
+
+        Args:
+            rows: a slice, or row numbers in any order.
+            layers: layer numbers, in the order wanted.
+            tokens: `"all"`, `"cls,patches"`, or a sequence of kinds; they stand in the layout's order.
+
+        Raises:
+            ConfigError: rows, layers or kinds are not in the store.
+            IncompleteStoreError: a row's shard is not finished.
+            CorruptStoreError: bytes are missing or are not what was written.
+        """
+        numbers = check_rows(rows, self.num_rows)
+        return read_rows(self.chunks, numbers, check_layers(layers, self.layers), self.parse_tokens(tokens))
+
+    def info(self) -> dict[str, Any]:
+        """What is in the store, as values that JSON can hold."""
+        manifest = self.manifest
+        return {
+            "format": manifest.format,
+            "digest": self.digest,
+            "arrays_digest": self.arrays_digest,
+            "complete": self.complete,
+            "num_rows": self.num_rows,
+            "num_finished": len(self.finished_rows),
+            "num_bad": self.num_bad,
+            "num_shards": manifest.num_shards,
+            "num_finished_shards": len(self._shards.finished),
+            "shard_rows": manifest.shard_rows,
+            "chunk_rows": manifest.chunk_rows,
+            "layers": list(self.layers),
+            "tokens": {kind: self.layout.count(kind) for kind in self.kinds},
+            "grid": list(self.layout.grid),
+            "dim": self.dim,
+            "dtype": manifest.dtype,
+            "num_bytes": self.num_bytes,
+            "float32_bytes": self.float32_bytes,
+            "num_classes": len(self.classes),
+            "teacher": manifest.teacher.model_dump(mode="json"),
+            "preprocessing": manifest.preprocessing.model_dump(mode="json"),
+            "source": manifest.source.model_dump(mode="json"),
+            "row_seed": manifest.row_seed,
+        }

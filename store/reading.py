@@ -1,0 +1,145 @@
+"""The work of a read: every inner chunk that is needed is decompressed once, arrays and chunks on threads.
+
+Row numbers in; float32 (rows, layers, tokens, dim) out, or the same in bfloat16 bit patterns (uint16) for a loader's
+pool, which then holds twice the rows.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import CorruptStoreError
+from .layout import TokenKind
+from .manifest import Manifest
+from .records import ArrayKey, ShardRecord, arrays_of
+from .selection import ChunkRows, by_chunk
+from .shard_files import ShardFile
+
+__all__ = ["ChunkSource", "read_rows"]
+
+Int64 = npt.NDArray[np.int64]
+_MAX_THREADS: Final = 16
+_scratch = threading.local()
+
+
+@dataclass(frozen=True)
+class ChunkSource:
+    """What reading a chunk needs to know of a store; shared by all threads."""
+
+    path: Path
+    manifest: Manifest
+    record: Callable[[int], ShardRecord]
+    """Record of a finished shard; raises for any other."""
+    is_ok: npt.NDArray[np.bool_]
+    """(num_rows,) whether a row is finished and ok."""
+
+    def read(self, part: ChunkRows, array: ArrayKey, out: npt.NDArray[Any]) -> None:
+        """Decode one chunk of one array; its wanted rows go to `out[part.places]`.
+
+        Args:
+            part: the chunk and the rows.
+            array: which array.
+            out: (rows, tokens of the kind, dim), float32 or uint16 for bfloat16 bit patterns.
+
+        Raises:
+            CorruptStoreError: the file or the chunk is missing or altered, or an ok row reads as fill.
+        """
+        manifest = self.manifest
+        shard, chunk = divmod(part.chunk, manifest.chunks_per_shard)
+        place = list(arrays_of(manifest)).index(array)
+        values = _scratch_array(manifest.chunk_shape(array.kind))
+        with ShardFile(self.path, manifest, self.record(shard).files[place], array.kind) as file:
+            file.read_chunk(chunk, values)
+        self._refuse_fill(part, array, values)
+        held = values if out.dtype == np.float32 else values.view(np.uint16)[..., 1::2]
+        out[_as_slice(part.places)] = held[_as_slice(part.local)]
+
+    def _refuse_fill(self, part: ChunkRows, array: ArrayKey, values: npt.NDArray[np.float32]) -> None:
+        # A row that is ok holds no NaN at all, so its first value is enough to tell it from fill.
+        rows = part.local + part.chunk * self.manifest.chunk_rows
+        is_fill = np.isnan(values[part.local, 0, 0]) & self.is_ok[rows]
+        if is_fill.any():
+            raise CorruptStoreError(
+                f"row {rows[is_fill][0]} is ok by its record, but reads as fill in layer {array.layer}, {array.kind}; "
+                f"extract shard {rows[is_fill][0] // self.manifest.shard_rows} again"
+            )
+
+
+def _scratch_array(shape: tuple[int, int, int]) -> npt.NDArray[np.float32]:
+    """This thread's decoding space, kept so that its pages are not faulted in anew for every chunk."""
+    size = int(np.prod(shape))
+    held = getattr(_scratch, "values", None)
+    if held is None or held.size < size:
+        held = _scratch.values = np.empty(size, np.float32)
+    return held[:size].reshape(shape)
+
+
+def _as_slice(places: Int64) -> slice | Int64:
+    """A run of places as a slice, which NumPy copies without an index."""
+    if len(places) and np.array_equal(places, np.arange(places[0], places[0] + len(places))):
+        return slice(int(places[0]), int(places[0]) + len(places))
+    return places
+
+
+def read_rows(
+    source: ChunkSource,
+    rows: Int64,
+    layers: Sequence[int],
+    kinds: Sequence[TokenKind],
+    dtype: npt.DTypeLike = np.float32,
+) -> npt.NDArray[Any]:
+    """Tokens (rows, layers, tokens, dim) of the given rows, in their order; bad rows read as NaN.
+
+    Args:
+        source: the store.
+        rows: row numbers, any order, repeats allowed.
+        layers: which layers, in the order wanted.
+        kinds: which kinds, in the layout's order.
+        dtype: float32, or uint16 for the bit patterns of a bfloat16 store.
+
+    Raises:
+        IncompleteStoreError: a row's shard is not finished.
+        CorruptStoreError: see `ChunkSource.read`.
+    """
+    manifest = source.manifest
+    counts = [manifest.layout.count(kind) for kind in kinds]
+    parts = list(by_chunk(rows, manifest.chunk_rows))
+    for shard in sorted({part.chunk // manifest.chunks_per_shard for part in parts}):
+        source.record(shard)  # refused before the result is allocated
+    out = np.empty((len(rows), len(layers), sum(counts), manifest.dim), dtype)
+
+    def jobs() -> Iterator[tuple[ChunkRows, ArrayKey, npt.NDArray[Any]]]:
+        for part in parts:
+            for place, layer in enumerate(layers):
+                start = 0
+                for kind, count in zip(kinds, counts, strict=True):
+                    yield part, ArrayKey(layer, kind), out[:, place, start : start + count]
+                    start += count
+
+    _run(source, list(jobs()))
+    return out
+
+
+def _run(source: ChunkSource, jobs: Sequence[tuple[ChunkRows, ArrayKey, npt.NDArray[Any]]]) -> None:
+    """Do all jobs, the first fault raised here and the rest given up."""
+    num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(jobs))
+    if num_threads < 2:
+        for job in jobs:
+            source.read(*job)
+        return
+    # Threads of this call alone: nothing outlives it, and a fork never meets a pool whose threads are gone.
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="activault-read") as pool:
+        try:
+            for _ in pool.map(lambda job: source.read(*job), jobs):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)

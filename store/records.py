@@ -1,0 +1,249 @@
+"""The record of a finished shard: the only thing that makes its rows valid.
+
+Outcomes and the hashes of files in, canonical JSON out, and back again with every claim checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import CorruptStoreError
+from .files import canonical_json, parse_json, read_small, xxh3
+from .layout import TokenKind, layer_name
+from .manifest import Manifest
+from .samples import OK, PENDING, Outcome
+
+__all__ = [
+    "ArrayFile",
+    "ArrayKey",
+    "FileRecord",
+    "ShardRecord",
+    "array_file",
+    "array_folder",
+    "arrays_of",
+    "file_faults",
+    "make_record",
+    "parse_record",
+    "read_record",
+    "record_path",
+    "statistics_path",
+]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class FileRecord(_Part):
+    """One file of a shard."""
+
+    path: str
+    """Relative to the store, with `/`."""
+    bytes: int = Field(ge=1)
+    hash: str
+    """xxh3 of the file."""
+
+
+class ArrayFile(FileRecord):
+    """One array's file of a shard."""
+
+    values: str
+    """xxh3 of the decoded rows as little-endian float32."""
+
+
+class ShardRecord(_Part):
+    """What `shards/00000.json` holds."""
+
+    format: int
+    manifest: str
+    """Manifest hash."""
+    shard: int
+    rows: tuple[int, int]
+    """First row, and the row after the last."""
+    sizes: tuple[tuple[int | None, int | None, int], ...]
+    """Images' width, height and how many in a row have them."""
+    bad: tuple[tuple[int, str, str | None], ...]
+    """Row, status and reason of every row that is not ok."""
+    files: tuple[ArrayFile, ...]
+    """By layer, then kind."""
+    statistics: FileRecord
+    checksum: str
+    """xxh3 of the record without this field."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array files."""
+        return sum(file.bytes for file in self.files)
+
+    def outcomes(self) -> list[Outcome]:
+        """Every row's outcome, in row order."""
+        bad = {row: (status, reason) for row, status, reason in self.bad}
+        sizes = (size for *size, times in self.sizes for _ in range(times))
+        return [
+            Outcome(status=status, reason=reason, width=width, height=height)
+            for row, (width, height) in zip(range(*self.rows), sizes, strict=True)
+            for status, reason in [bad.get(row, (OK, None))]
+        ]
+
+
+@dataclass(frozen=True)
+class ArrayKey:
+    """One array: a layer and a token kind."""
+
+    layer: int
+    kind: TokenKind
+
+
+def arrays_of(manifest: Manifest) -> Iterator[ArrayKey]:
+    """Every array of a store, by layer, then kind."""
+    for layer in manifest.layers:
+        for kind in manifest.kinds:
+            yield ArrayKey(layer, kind)
+
+
+def array_folder(layer: int, kind: TokenKind) -> str:
+    """Folder of one array, relative to the store."""
+    return f"{layer_name(layer)}/{kind}"
+
+
+def array_file(layer: int, kind: TokenKind, shard: int) -> str:
+    """File of one array's shard, relative to the store."""
+    return f"{array_folder(layer, kind)}/c/{shard}/0/0"
+
+
+def record_path(shard: int) -> str:
+    """File of a shard's record, relative to the store."""
+    return f"shards/{shard:05d}.json"
+
+
+def statistics_path(shard: int) -> str:
+    """File of a shard's statistics, relative to the store."""
+    return f"shards/{shard:05d}.stats.safetensors"
+
+
+def make_record(
+    manifest: Manifest,
+    shard: int,
+    outcomes: Sequence[Outcome],
+    files: Sequence[ArrayFile],
+    statistics: FileRecord,
+) -> tuple[ShardRecord, bytes]:
+    """A shard's record and the bytes of its file."""
+    rows = manifest.shard_range(shard)
+    sizes: list[list[Any]] = []
+    for outcome in outcomes:
+        if sizes and sizes[-1][:2] == [outcome.width, outcome.height]:
+            sizes[-1][2] += 1
+        else:
+            sizes.append([outcome.width, outcome.height, 1])
+    body = {
+        "format": manifest.format,
+        "manifest": manifest.sha256(),
+        "shard": shard,
+        "rows": [rows.start, rows.stop],
+        "sizes": sizes,
+        "bad": [
+            [row, outcome.status, outcome.reason]
+            for row, outcome in zip(rows, outcomes, strict=True)
+            if outcome.status != OK
+        ],
+        "files": [file.model_dump() for file in files],
+        "statistics": statistics.model_dump(),
+    }
+    text = canonical_json(body | {"checksum": xxh3(canonical_json(body))})
+    return parse_record(text, manifest, shard), text
+
+
+def parse_record(text: bytes, manifest: Manifest, shard: int) -> ShardRecord:
+    """The record in `text`, every claim of it checked against the manifest.
+
+    Raises:
+        CorruptStoreError: it is altered, of another store or another shard, or its files are not the ones that
+            the manifest implies.
+    """
+    name = record_path(shard)
+    value = parse_json(text, name)
+    body = {key: item for key, item in value.items() if key != "checksum"} if isinstance(value, dict) else {}
+    if not body or value.get("checksum") != xxh3(canonical_json(body)) or canonical_json(value) != text:
+        raise CorruptStoreError(
+            f"{name} is not what was written (its checksum disagrees); extract shard {shard} again"
+        )
+    try:
+        record = ShardRecord.model_validate_json(text)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise CorruptStoreError(
+            f"{name}: {first['loc']}: {first['msg']}; extract shard {shard} again"
+        ) from exc
+    _check_claims(record, manifest, shard)
+    return record
+
+
+def _check_claims(record: ShardRecord, manifest: Manifest, shard: int) -> None:
+    rows = manifest.shard_range(shard)
+    claims: dict[str, tuple[Any, Any]] = {
+        "format": (record.format, manifest.format),
+        "manifest": (record.manifest, manifest.sha256()),
+        "shard": (record.shard, shard),
+        "rows": (record.rows, (rows.start, rows.stop)),
+        "sizes": (_num_sizes(record), len(rows)),
+        "bad": ([row for row, _, _ in record.bad], sorted({row for row, _, _ in record.bad} & set(rows))),
+        "files": (
+            [f.path for f in record.files],
+            [array_file(a.layer, a.kind, shard) for a in arrays_of(manifest)],
+        ),
+        "statistics": (record.statistics.path, statistics_path(shard)),
+    }
+    for field, (claimed, implied) in claims.items():
+        if claimed != implied:
+            raise CorruptStoreError(
+                f"{record_path(shard)}: {field} must be {_short(implied)} for this store; got {_short(claimed)}; "
+                f"extract shard {shard} again"
+            )
+    for row, status, _ in record.bad:
+        if status in {"", OK, PENDING}:
+            raise CorruptStoreError(
+                f"{record_path(shard)}: bad row {row} needs a reason code as its status; got {status!r}; "
+                f"extract shard {shard} again"
+            )
+
+
+def _num_sizes(record: ShardRecord) -> int:
+    """Rows that the sizes speak of; -1 if a count is not positive, so that none can be hidden."""
+    counts = [times for *_, times in record.sizes]
+    return sum(counts) if all(times > 0 for times in counts) else -1
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def read_record(store: Path, manifest: Manifest, shard: int) -> tuple[ShardRecord, bytes] | None:
+    """A shard's record and the bytes of its file; None if the shard has none.
+
+    Raises:
+        CorruptStoreError: see `parse_record`.
+    """
+    try:
+        text = read_small(store / record_path(shard), record_path(shard))
+    except FileNotFoundError:
+        return None
+    return parse_record(text, manifest, shard), text
+
+
+def file_faults(store: Path, record: ShardRecord) -> Iterator[tuple[str, str]]:
+    """`(path, what is wrong)` for every file of a record that is absent or of another size."""
+    for file in (*record.files, record.statistics):
+        try:
+            size = (store / file.path).stat().st_size
+        except OSError as exc:
+            yield file.path, f"is missing or cannot be read ({exc.strerror})"
+            continue
+        if size != file.bytes:
+            yield file.path, f"must have {file.bytes} bytes; it has {size}"

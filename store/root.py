@@ -1,0 +1,137 @@
+"""`zarr.json` of a store: the manifest, and the plan that binds the files planned beside it.
+
+A folder in, a checked `Root` out; and the other way round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .codecs import group_metadata
+from .errors import CorruptStoreError, NotAStoreError
+from .files import canonical_json, parse_json, pretty_json, read_small, xxh3
+from .manifest import FORMAT_VERSION, Manifest
+from .records import ShardRecord
+
+__all__ = ["PLANNING", "ROOT", "Root", "TeacherFile", "make_root", "read_root"]
+
+ROOT: Final = "zarr.json"
+PLANNING: Final = ".planning"
+"""Marks a folder that was being planned; see `create_store`."""
+
+
+class TeacherFile(BaseModel):
+    """One of the teacher's files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class _Plan(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    samples: str
+    teacher: dict[str, TeacherFile]
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Root:
+    """What a store's own `zarr.json` says."""
+
+    manifest: Manifest
+    samples: str
+    """Content hash of the planned samples."""
+    teacher: Mapping[str, TeacherFile]
+    """The teacher's files by path relative to the store: `teacher/config.json`."""
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes."""
+        body: dict[str, Any] = {
+            "manifest": self.manifest.model_dump(mode="json"),
+            "samples": self.samples,
+            "teacher": {path: file.model_dump() for path, file in self.teacher.items()},
+        }
+        checksum = xxh3(canonical_json(body))
+        manifest = body.pop("manifest")
+        attributes = {"activault": manifest, "activault_plan": body | {"checksum": checksum}}
+        return pretty_json(group_metadata(attributes))
+
+    def digest(self, records: Iterable[ShardRecord]) -> str:
+        """Name of the content: over the manifest, the samples, the teacher and the records' checksums."""
+        value = {
+            "manifest": self.manifest.sha256(),
+            "samples": self.samples,
+            "teacher": {path: file.sha256 for path, file in self.teacher.items()},
+            "records": sorted([record.shard, record.checksum] for record in records),
+        }
+        return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def make_root(manifest: Manifest, samples: str, teacher: Mapping[str, TeacherFile]) -> Root:
+    """A root of these parts."""
+    return Root(manifest, samples, dict(sorted(teacher.items())))
+
+
+def read_root(path: Path) -> Root:
+    """The root of the store at `path`.
+
+    Raises:
+        NotAStoreError: there is nothing, or something that is no activation store of format 1.
+        CorruptStoreError: it is a store whose `zarr.json` was altered.
+    """
+    try:
+        text = read_small(path / ROOT, ROOT)
+    except (FileNotFoundError, CorruptStoreError) as exc:
+        raise _not_a_store(path) from exc
+    value = parse_json(text, f"{path.name}/{ROOT}")
+    attributes = value.get("attributes") if isinstance(value, dict) else None
+    if not isinstance(attributes, dict) or not isinstance(attributes.get("activault"), dict):
+        raise NotAStoreError(
+            f"{path} is a Zarr hierarchy without activations (attributes.activault is missing)"
+        )
+    found = attributes["activault"].get("format")
+    if found != FORMAT_VERSION:
+        raise NotAStoreError(
+            f"{path} is of format {found!r}; this activault reads format {FORMAT_VERSION}; use the activault that wrote it"
+        )
+    return _checked(attributes)
+
+
+def _not_a_store(path: Path) -> NotAStoreError:
+    if (path / PLANNING).exists():
+        return NotAStoreError(f"{path}: planning was interrupted; run the same `activault extract` again")
+    if not path.exists():
+        return NotAStoreError(f"{path} does not exist; `activault extract IMAGES {path.name}` makes a store")
+    return NotAStoreError(f"{path} is not an activation store (no {ROOT} in it); choose another path")
+
+
+def _checked(attributes: dict[str, Any]) -> Root:
+    try:
+        manifest = Manifest.model_validate(attributes["activault"])
+        plan = _Plan.model_validate(attributes.get("activault_plan"))
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "manifest"
+        raise CorruptStoreError(f"{ROOT}: {where}: {first['msg']}; restore it from a copy") from exc
+    for name in plan.teacher:
+        folder, _, file = name.partition("/")
+        if folder != "teacher" or not file or "/" in file or "\\" in file or file.startswith("."):
+            raise CorruptStoreError(
+                f"{ROOT}: teacher files are teacher/NAME; got {name!r}; do not use this store"
+            )
+    body = {"manifest": attributes["activault"], "samples": plan.samples}
+    body["teacher"] = attributes["activault_plan"]["teacher"]
+    if xxh3(canonical_json(body)) != plan.checksum:
+        raise CorruptStoreError(
+            f"{ROOT} is not what was written (its checksum disagrees); restore it from a copy"
+        )
+    return make_root(manifest, plan.samples, plan.teacher)

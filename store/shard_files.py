@@ -1,0 +1,129 @@
+"""One array's shard on disk: written whole through zarr-python, read back chunk by chunk without it.
+
+Float32 (rows, tokens, dim) in, the hashes of the file and of the values out; chunks (chunk_rows, tokens, dim)
+come back one at a time, each checked.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .codecs import checked, decode_chunk
+from .errors import CorruptStoreError
+from .files import file_xxh3, sync_file, xxh3
+from .layout import TokenKind
+from .manifest import Manifest
+from .records import ArrayFile, ArrayKey, array_file, array_folder
+
+__all__ = ["ShardFile", "write_shard_file"]
+
+Float32 = npt.NDArray[np.float32]
+_ABSENT: Final = 2**64 - 1
+"""An index entry of a chunk that was never written."""
+
+
+def write_shard_file(
+    store: Path, manifest: Manifest, array: ArrayKey, shard: int, values: Float32
+) -> ArrayFile:
+    """Write one array's shard and bring it to disk; returns what the record says of it.
+
+    Raises:
+        OSError: the disk is full, read-only or gone.
+    """
+    # Imported here because reading needs no zarr: it would double the time that opening a store takes.
+    import zarr
+
+    path = array_file(array.layer, array.kind, shard)
+    file = store / path
+    # zarr merges into a file that is there, and a killed writer may have left any.
+    file.unlink(missing_ok=True)
+    rows = manifest.shard_range(shard)
+    folder = store / array_folder(array.layer, array.kind)
+    target: Any = zarr.open_array(str(folder), mode="r+", zarr_format=3)
+    target.with_config({"write_empty_chunks": True})[rows.start : rows.stop] = values
+    sync_file(file)
+    sync_file(file.parent)
+    return ArrayFile(path=path, bytes=file.stat().st_size, hash=file_xxh3(file), values=xxh3(values))
+
+
+class ShardFile:
+    """One array's shard file, opened for reading; a context manager.
+
+    Raises:
+        CorruptStoreError: the file is missing, of another size than its record says, or its index is altered.
+    """
+
+    def __init__(self, store: Path, manifest: Manifest, record: ArrayFile, kind: TokenKind) -> None:
+        self._shape = manifest.chunk_shape(kind)
+        self._what = record.path
+        self._size = record.bytes
+        try:
+            self._handle = os.open(store / record.path, os.O_RDONLY)
+        except OSError as exc:
+            raise CorruptStoreError(
+                f"{record.path} is missing or cannot be read ({exc.strerror}); its shard's record says that it is "
+                "there; restore it from a copy, or run the same `activault extract` again"
+            ) from exc
+        try:
+            self._index = self._read_index(manifest.chunks_per_shard)
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    def __enter__(self) -> ShardFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._handle)
+
+    def _read_index(self, num_chunks: int) -> npt.NDArray[np.uint64]:
+        size = os.fstat(self._handle).st_size
+        if size != self._size:
+            raise CorruptStoreError(
+                f"{self._what} must have {self._size} bytes; it has {size}; restore it from a copy, or run the same "
+                "`activault extract` again"
+            )
+        length = 16 * num_chunks + 4
+        if length > size:
+            raise CorruptStoreError(
+                f"{self._what} must hold an index of {num_chunks} chunks; it is too short"
+            )
+        data = checked(self._read(size - length, length), f"{self._what}: index")
+        return np.frombuffer(data, "<u8").reshape(num_chunks, 2)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        try:
+            data = os.pread(self._handle, length, offset)
+            while len(data) < length:  # Linux reads at most 2 GiB at once, and a network disk may give less
+                more = os.pread(self._handle, length - len(data), offset + len(data))
+                if not more:
+                    raise CorruptStoreError(f"{self._what} ended {length - len(data)} bytes early")
+                data += more
+        except OSError as exc:
+            raise CorruptStoreError(f"{self._what} cannot be read ({exc.strerror}); check the disk") from exc
+        return data
+
+    def read_chunk(self, chunk: int, out: Float32) -> None:
+        """Decode inner chunk `chunk` of the shard into `out` (chunk_rows, tokens, dim).
+
+        Raises:
+            CorruptStoreError: the chunk is missing, altered or does not lie in the file.
+        """
+        assert out.shape == self._shape and out.flags.c_contiguous
+        offset, length = (int(value) for value in self._index[chunk])
+        what = f"{self._what}: chunk {chunk}"
+        if offset == length == _ABSENT:
+            raise CorruptStoreError(f"{what} is missing; run the same `activault extract` again")
+        if offset + length > self._size:
+            raise CorruptStoreError(
+                f"{what} must lie within {self._size} bytes; the index says {offset}+{length}"
+            )
+        decode_chunk(self._read(offset, length), out, what)

@@ -1,0 +1,146 @@
+"""Which shards of an opened store are finished, and their records: from the index, or from the record files.
+
+Two classes with one contract: `finished` (ascending), `record(shard)`, `records()`, and what derives from them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from .completion import arrays_digest, merged_statistics
+from .errors import CorruptStoreError, IncompleteStoreError
+from .index import Index
+from .records import ArrayKey, ShardRecord, read_record, record_path
+from .root import Root
+from .statistics import ChannelStats
+
+__all__ = ["CompleteShards", "ShardIndex", "UnfinishedShards"]
+
+
+class ShardIndex(Protocol):
+    """What a store knows of its shards."""
+
+    @property
+    def finished(self) -> range | tuple[int, ...]:
+        """Finished shards, ascending."""
+
+    @property
+    def statistics(self) -> Mapping[ArrayKey, ChannelStats]:
+        """Statistics of every array over the finished shards."""
+
+    @property
+    def digest(self) -> str:
+        """Name of the content."""
+
+    @property
+    def arrays_digest(self) -> str:
+        """Name of the values."""
+
+    @property
+    def num_bad(self) -> int:
+        """Rows of finished shards that are not ok."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array files."""
+
+    def record(self, shard: int) -> ShardRecord:
+        """Record of a finished shard; IncompleteStoreError or CorruptStoreError otherwise."""
+
+
+class CompleteShards:
+    """Of a complete store: everything from the index, records only as they are asked for."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._records: dict[int, ShardRecord] = {}
+        self.finished = range(index.manifest.num_shards)
+        self.digest = index.summary.digest
+        self.arrays_digest = index.summary.arrays_digest
+        self.num_bad = index.summary.num_bad
+        self.num_bytes = index.summary.num_bytes
+
+    @property
+    def statistics(self) -> Mapping[ArrayKey, ChannelStats]:
+        """Statistics of every array over all shards."""
+        return self._index.statistics
+
+    def record(self, shard: int) -> ShardRecord:
+        """Record of a shard."""
+        if shard not in self._records:
+            self._records[shard] = self._index.record(shard)
+        return self._records[shard]
+
+
+class UnfinishedShards:
+    """Of a store that is not complete: from the record files that were there when it was opened."""
+
+    def __init__(self, path: Path, root: Root) -> None:
+        self._path = path
+        self._root = root
+        self._records: dict[int, ShardRecord] = {}
+        self._faults: dict[int, CorruptStoreError] = {}
+        for shard in _numbers(path / "shards"):
+            if shard >= root.manifest.num_shards:
+                continue
+            try:
+                found = read_record(path, root.manifest, shard)
+            except CorruptStoreError as exc:
+                self._faults[shard] = exc
+                continue
+            if found is not None:
+                self._records[shard] = found[0]
+        self.finished = tuple(sorted(self._records))
+
+    def _all(self) -> list[ShardRecord]:
+        return [self._records[shard] for shard in self.finished]
+
+    @cached_property
+    def statistics(self) -> Mapping[ArrayKey, ChannelStats]:
+        """Statistics of every array over the finished shards."""
+        return merged_statistics(self._path, self._root.manifest, self._all())
+
+    @cached_property
+    def digest(self) -> str:
+        """Name of the content so far."""
+        return self._root.digest(self._all())
+
+    @cached_property
+    def arrays_digest(self) -> str:
+        """Name of the values so far."""
+        return arrays_digest(self._root.manifest, self._all())
+
+    @property
+    def num_bad(self) -> int:
+        """Rows of finished shards that are not ok."""
+        return sum(len(record.bad) for record in self._all())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array files."""
+        return sum(record.num_bytes for record in self._all())
+
+    def record(self, shard: int) -> ShardRecord:
+        """Record of a finished shard."""
+        if shard in self._faults:
+            raise CorruptStoreError(str(self._faults[shard]))
+        if shard not in self._records:
+            rows = self._root.manifest.shard_range(shard)
+            raise IncompleteStoreError(
+                f"rows {rows.start} to {rows.stop - 1} are not written yet (shard {shard} has no record); run the same "
+                "`activault extract` again"
+            )
+        return self._records[shard]
+
+
+def _numbers(folder: Path) -> Iterator[int]:
+    """Shards that have a record file, ascending."""
+    if not folder.is_dir():
+        return
+    names = (re.fullmatch(r"(\d{5,12})\.json", entry.name) for entry in folder.iterdir())
+    numbers = (int(match[1]) for match in names if match is not None)
+    yield from sorted(number for number in numbers if (folder.parent / record_path(number)).exists())

@@ -1,0 +1,142 @@
+"""Count, mean, variance and absolute maximum of every channel, per layer and kind, merged over shards.
+
+Float32 values (rows, tokens, dim) in, float64 vectors (dim,) out. Blocks and shards are merged by the pairwise
+rule of Chan, Golub and LeVeque (1979), always in the same order, so that the result is reproducible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from .errors import CorruptStoreError
+from .files import xxh3
+from .layout import layer_name
+from .manifest import Manifest
+from .records import ArrayKey, FileRecord, arrays_of
+
+__all__ = ["ChannelStats", "merge", "merge_all", "read_statistics", "statistics_bytes", "statistics_of"]
+
+Float64 = npt.NDArray[np.float64]
+_BLOCK_VALUES = 1 << 15
+"""Values in float64 at a time: 256 KiB, in a core's own cache."""
+
+
+@dataclass(frozen=True)
+class ChannelStats:
+    """Statistics of one layer's tokens of one kind, over the rows that are ok."""
+
+    count: int
+    """Tokens seen."""
+    mean: Float64
+    """(dim,)"""
+    m2: Float64
+    """(dim,) sum of squared deviations from the mean."""
+    absmax: Float64
+    """(dim,) largest absolute value."""
+
+    @property
+    def var(self) -> Float64:
+        """(dim,) population variance; 0 where nothing was seen."""
+        return self.m2 / max(self.count, 1)
+
+    @staticmethod
+    def empty(dim: int) -> ChannelStats:
+        """Of no tokens at all."""
+        return ChannelStats(0, np.zeros(dim), np.zeros(dim), np.zeros(dim))
+
+    def agrees(self, other: ChannelStats) -> bool:
+        """Whether every number is the same, bit for bit."""
+        mine, theirs = (self.mean, self.m2, self.absmax), (other.mean, other.m2, other.absmax)
+        return self.count == other.count and all(
+            np.array_equal(a, b, equal_nan=True) for a, b in zip(mine, theirs, strict=True)
+        )
+
+
+def statistics_of(values: npt.NDArray[np.float32]) -> ChannelStats:
+    """Statistics of float32 values (rows, tokens, dim), none of them NaN."""
+    dim = values.shape[-1]
+    tokens = values.reshape(-1, dim)
+    step = max(1, _BLOCK_VALUES // dim)
+    total = ChannelStats.empty(dim)
+    for start in range(0, len(tokens), step):
+        block = tokens[start : start + step].astype(np.float64)
+        absmax = np.maximum(block.max(axis=0), -block.min(axis=0))
+        mean = block.mean(axis=0)
+        block -= mean
+        total = merge(total, ChannelStats(len(block), mean, np.einsum("td,td->d", block, block), absmax))
+    return total
+
+
+def merge(first: ChannelStats, second: ChannelStats) -> ChannelStats:
+    """Statistics of both together."""
+    if not first.count or not second.count:
+        return first if first.count else second
+    count = first.count + second.count
+    gap = second.mean - first.mean
+    return ChannelStats(
+        count,
+        first.mean + gap * (second.count / count),
+        first.m2 + second.m2 + gap * gap * (first.count * second.count / count),
+        np.maximum(first.absmax, second.absmax),
+    )
+
+
+def merge_all(parts: Iterable[ChannelStats], dim: int) -> ChannelStats:
+    """Statistics of all parts together, in the order given."""
+    total = ChannelStats.empty(dim)
+    for part in parts:
+        total = merge(total, part)
+    return total
+
+
+def _name(array: ArrayKey) -> str:
+    return f"{layer_name(array.layer)}.{array.kind}"
+
+
+def statistics_bytes(statistics: Mapping[ArrayKey, ChannelStats]) -> bytes:
+    """A shard's statistics file."""
+    tensors: dict[str, npt.NDArray[np.float64] | npt.NDArray[np.int64]] = {}
+    for array, stats in statistics.items():
+        tensors[f"{_name(array)}.count"] = np.array([stats.count], np.int64)
+        tensors[f"{_name(array)}.mean"] = stats.mean
+        tensors[f"{_name(array)}.m2"] = stats.m2
+        tensors[f"{_name(array)}.absmax"] = stats.absmax
+    return save(tensors)
+
+
+def read_statistics(store: Path, manifest: Manifest, file: FileRecord) -> dict[ArrayKey, ChannelStats]:
+    """A shard's statistics, checked against its record and the manifest.
+
+    Raises:
+        CorruptStoreError: the file is missing, altered or not of this store's shape.
+    """
+    try:
+        data = (store / file.path).read_bytes()
+    except OSError as exc:
+        raise CorruptStoreError(f"{file.path} is missing or cannot be read ({exc.strerror})") from exc
+    if xxh3(data) != file.hash:
+        raise CorruptStoreError(
+            f"{file.path} is not what was written (its hash disagrees); extract the shard again"
+        )
+    try:
+        tensors = load(data)
+        found = {
+            array: ChannelStats(
+                int(tensors[f"{_name(array)}.count"][0]),
+                *(tensors[f"{_name(array)}.{part}"] for part in ("mean", "m2", "absmax")),
+            )
+            for array in arrays_of(manifest)
+        }
+    except (SafetensorError, KeyError, IndexError) as exc:
+        raise CorruptStoreError(f"{file.path} does not hold this store's statistics ({exc})") from exc
+    for array, stats in found.items():
+        if any(part.shape != (manifest.dim,) for part in (stats.mean, stats.m2, stats.absmax)):
+            raise CorruptStoreError(f"{file.path}: {_name(array)} must have {manifest.dim} channels")
+    return found
