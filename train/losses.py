@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -46,7 +46,7 @@ SMALLEST_SCALE = 1e-6
 
 
 class TokenWeights(BaseModel):
-    """Weight of each token kind's mean error; the weights of the kinds that a teacher has are made to sum to 1."""
+    """Weight of each token kind's mean error; those of the kinds a teacher has are made to sum to 1."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,6 +64,7 @@ class TokenWeights(BaseModel):
         return self
 
 
+@runtime_checkable
 class SpanModel(Protocol):
     """What the losses need of a model; `Raptor` is one."""
 

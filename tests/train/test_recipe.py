@@ -1,0 +1,152 @@
+"""Recipes: what a file and its overrides become, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from activault.store.errors import ConfigError
+from activault.train.losses import TokenWeights
+from activault.train.recipe import TrainRecipe, load_recipe, parse_recipe
+
+TEXT = """
+store = "s.zarr"
+num_phases = 3
+init = "teacher-middle"
+[model]
+depth = "none"
+[stage1]
+steps = 100
+warmup_steps = 5
+[stage2]
+steps = 200
+warmup_steps = 5
+token_weights = { cls = 1, registers = 0, patches = 1 }
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_file_becomes_a_recipe(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert (recipe.num_phases, recipe.cuts, recipe.cost) == (3, None, "ncut")
+    assert (recipe.teacher_block, recipe.model.depth) == ("middle", "none")
+    assert (recipe.stage1.steps, recipe.stage2.steps) == (100, 200)
+    assert recipe.stage2.token_weights == TokenWeights(cls=1, registers=0, patches=1)
+
+
+def test_defaults_are_the_papers(path: Path) -> None:
+    recipe = load_recipe(path)
+    for stage in (recipe.stage1, recipe.stage2):
+        assert (stage.batch_size, stage.learning_rate, stage.weight_decay) == (64, 3e-4, 1e-4)
+        assert (stage.floor, stage.clip, stage.loss) == (1e-6, 1.0, "raw")
+    assert recipe.stage1.teacher_forcing == 0.25
+    assert recipe.stage1.token_weights == "plain"
+    assert recipe.stage1.last_phase_token_weights == TokenWeights(cls=0.34, registers=0.33, patches=0.33)
+    default = load_recipe(
+        path, ["stage2.token_weights={cls=0.45,registers=0.10,patches=0.45}"]
+    ).stage2.token_weights
+    assert default == type(recipe.stage2)(steps=0).token_weights
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "value"),
+    [
+        ("stage2.steps=7", "stage2.steps", 7),
+        ("seed = 3", "seed", 3),
+        ("model.mlp=swiglu", "model.mlp", "swiglu"),
+        ("model.mlp='swiglu_iso'", "model.mlp", "swiglu_iso"),
+        ("stage1.learning_rate=1e-4", "stage1.learning_rate", 1e-4),
+        ("stage2.token_weights=plain", "stage2.token_weights", "plain"),
+        ("store=/data/some-store.zarr", "store", "/data/some-store.zarr"),
+        ("stage1.token_weights.cls=0.5", "stage1.token_weights", None),
+    ],
+)
+def test_overrides(path: Path, override: str, where: str, value: object) -> None:
+    more = ["stage1.token_weights.registers=0", "stage1.token_weights.patches=1"] if value is None else []
+    found: object = load_recipe(
+        path, [override, *more, *(["stage2.warmup_steps=0"] if "steps" in override else [])]
+    )
+    for part in where.split("."):
+        found = getattr(found, part)
+    assert found == (TokenWeights(cls=0.5, registers=0, patches=1) if value is None else value)
+
+
+def test_cuts_may_stand_for_num_phases() -> None:
+    stage = {"steps": 0}
+    recipe = parse_recipe({"store": "s", "cuts": [7, 10], "stage1": stage, "stage2": stage})
+    assert (recipe.cuts, recipe.num_phases) == ((7, 10), None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["stage2.stepz=3"], r"recipe\.toml: unknown key stage2\.stepz = 3; did you mean steps"),
+        (["modle.mlp=gelu"], r"unknown key modle = \{'mlp': 'gelu'\}; did you mean model"),
+        (["zzzzzz=1"], r"unknown key zzzzzz = 1; keys are store, seed, cuts"),
+        (["stage1.token_weights={clz=1,registers=0,patches=1}"], r"stage1\.token_weights\.cls is missing"),
+        (
+            ["stage1.token_weights={cls=1,registers=0,patches=1,pathces=1}"],
+            r"weights\.pathces = 1; did you mean patches",
+        ),
+        (
+            ["stage1.token_weights=plane"],
+            r"stage1\.token_weights = 'plane' does not fit: Input should be 'plain'",
+        ),
+        (
+            ["stage1.token_weights={cls=0,registers=0,patches=0}"],
+            r"stage1\.token_weights: token weights are not all 0",
+        ),
+        (
+            ["model.depth=deep"],
+            r"model\.depth = 'deep' does not fit: Input should be 'raw', 'normalised' or 'none'",
+        ),
+        (["stage1.steps=-3"], r"stage1\.steps = -3 does not fit: Input should be greater than or equal to 0"),
+        (["stage1.learning_rate=nan"], r"stage1\.learning_rate = nan does not fit"),
+        (["stage2.steps=5"], r"stage2: warmup_steps is below steps; got warmup_steps 5 and steps 5"),
+        (["stage1.floor=1.0"], r"stage1: floor is at most learning_rate; got 1\.0 and 0\.0003"),
+        (["cuts=[3]"], r"recipe\.toml: one of cuts and num_phases is given; got cuts \(3,\), num_phases 3"),
+        (
+            ["nothing"],
+            r"an override is key=value with a dotted key, such as stage2\.steps=100; got 'nothing'",
+        ),
+        (["seed.x=1"], r"unknown key seed\.x|does not fit"),
+        (["init.x=1"], r"--set init\.x=1: init is a value and has no keys"),
+        (["seed=[1"], r"--set seed=\[1: the value is TOML"),
+    ],
+)
+def test_faults_name_key_value_and_remedy(path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipe(path, overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_key_and_missing_file(path: Path, tmp_path: Path) -> None:
+    path.write_text(TEXT.replace('store = "s.zarr"', ""))
+    with pytest.raises(ConfigError, match=r"recipe\.toml: key store is missing"):
+        load_recipe(path)
+    with pytest.raises(
+        ConfigError, match=r"a recipe is a TOML file that can be read; got .*none\.toml \(No such file"
+    ):
+        load_recipe(tmp_path / "none.toml")
+    path.write_text("store = ")
+    with pytest.raises(ConfigError, match=r"a recipe is a TOML file; .*recipe\.toml is not: Invalid value"):
+        load_recipe(path)
+
+
+def test_identity_leaves_the_stores_path_out_and_nothing_else(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert load_recipe(path, ["store=elsewhere"]).sha256() == recipe.sha256()
+    for override in ("seed=1", "stage1.clip=2.0", "model.depth=raw", "split=all"):
+        assert load_recipe(path, [override]).sha256() != recipe.sha256()
+
+
+def test_recipe_survives_json(path: Path) -> None:
+    recipe = load_recipe(path)
+    assert TrainRecipe.model_validate(recipe.model_dump(mode="json")) == recipe
