@@ -23,6 +23,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+
 from activault.store.layout import TokenKind
 
 __all__ = ["Curve", "Dynamics", "DynamicsSum", "Measure", "RowMoments", "update_ranks"]

@@ -20,6 +20,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+
 from activault.store.errors import ConfigError
 
 from .similarity import LayerSimilarity

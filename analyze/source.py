@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
 from activault.store.errors import ConfigError
 from activault.store.layout import TokenKind, TokenLayout
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from activault.store.errors import ConfigError
 from activault.store.layout import TokenKind
 
