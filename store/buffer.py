@@ -1,7 +1,7 @@
 """One shard's values in memory, until they are published.
 
-Float32 tokens of whole layers (n, num_tokens, dim) in; per layer and kind one array (rows, tokens of the kind,
-dim) held in 2 bytes a value for bfloat16, 4 for float32. Every row starts as the fill value.
+Float32 tokens of whole layers (n, num_tokens, dim) in; per layer and kind one array (rows, tokens of the
+kind, dim) held in 2 bytes a value for bfloat16, 4 for float32. Every row starts as the fill value.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ShardBuffer:
         Args:
             layer: one of the manifest's layers.
             offset: row within the shard.
-            tokens: (n, num_tokens, dim) in the layout's order; float32, or uint16 bit patterns of values that are
-                already bfloat16 (a device can round before it copies).
+            tokens: (n, num_tokens, dim) in the layout's order; float32, or uint16 bit patterns of values
+                that are already bfloat16 (a device can round before it copies).
 
         Raises:
             ConfigError: the layer is not kept, the shape differs, or the rows leave the shard.
@@ -61,8 +61,8 @@ class ShardBuffer:
         expected = (len(tokens), manifest.layout.num_tokens, manifest.dim)
         if tokens.shape != expected or offset < 0 or offset + len(tokens) > len(self.rows):
             raise ConfigError(
-                f"rows {offset} to {offset + len(tokens)} of shard {self.shard} (of {len(self.rows)} rows) take tokens "
-                f"of the shape {expected}; got {tokens.shape}"
+                f"rows {offset} to {offset + len(tokens)} of shard {self.shard} (of {len(self.rows)} rows) "
+                f"take tokens of the shape {expected}; got {tokens.shape}"
             )
         if layer not in manifest.layers:
             raise ConfigError(f"this store keeps the layers {manifest.layers}; got {layer}")

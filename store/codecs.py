@@ -74,9 +74,8 @@ def to_float32(held: npt.NDArray[Any]) -> Float32:
 
 def non_finite(held: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Where held values are NaN or infinite."""
-    if held.dtype == np.float32:
-        return ~np.isfinite(held)
-    return (held & 0x7F80) == 0x7F80
+    wrong = ~np.isfinite(held) if held.dtype == np.float32 else (held & 0x7F80) == 0x7F80
+    return np.asarray(wrong, dtype=np.bool_)
 
 
 def group_metadata(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -124,8 +123,8 @@ def checked(data: bytes, what: str) -> bytes:
     """
     if len(data) < 4 or crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
         raise CorruptStoreError(
-            f"{what} is not what was written (crc32c disagrees); run `activault verify --deep` for all faults "
-            "and extract the shard again"
+            f"{what} is not what was written (crc32c disagrees); run `activault verify --deep` for all "
+            "faults and extract the shard again"
         )
     return data[:-4]
 
@@ -138,7 +137,8 @@ def decode_chunk(data: bytes, out: Float32, what: str) -> None:
     """
     payload = checked(data, what)
     if len(payload) >= _BLOSC_HEADER:
-        # The header is believed by blosc itself: its sizes are checked before anything is allocated from them.
+        # The header is believed by blosc itself: its sizes are checked before anything is allocated from
+        # them.
         decoded, _, stored = struct.unpack("<III", payload[4:_BLOSC_HEADER])
         if decoded == out.nbytes and stored == len(payload):
             try:

@@ -1,6 +1,7 @@
 """Planning a store: everything that is known before the first shard, and the store's own `zarr.json` last.
 
-A manifest, a sample table and the teacher's files in; a `StoreWriter` out, for a new store or one to go on with.
+A manifest, a sample table and the teacher's files in; a `StoreWriter` out, for a new store or one to go on
+with.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def create_store(
     path = Path(path)
     if len(samples) != manifest.num_rows or not samples.schema.equals(SAMPLES_SCHEMA):
         raise ConfigError(
-            f"samples come from plan_samples, one for each of {manifest.num_rows} rows; got {len(samples)} of the "
-            f"columns {samples.schema.names}"
+            f"samples come from plan_samples, one for each of {manifest.num_rows} rows; got {len(samples)} "
+            f"of the columns {samples.schema.names}"
         )
     if (path / ROOT).exists():
         root = read_root(path)
@@ -82,7 +83,8 @@ def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.T
     for field, value in asked.items():
         if there.get(field) != value:
             raise StoreMismatchError(
-                f"{path} was planned differently: {field} is {there.get(field)!r} there and {value!r} here; {remedy}"
+                f"{path} was planned differently: {field} is {there.get(field)!r} there and {value!r} here; "
+                f"{remedy}"
             )
     if root.samples == content_hash(samples):
         return
@@ -93,8 +95,8 @@ def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.T
         ):
             if old != new:
                 raise StoreMismatchError(
-                    f"{path} was planned from other images: the {name} of row {row} is {old!r} there and {new!r} here; "
-                    f"{remedy}"
+                    f"{path} was planned from other images: the {name} of row {row} is {old!r} there and "
+                    f"{new!r} here; {remedy}"
                 )
     raise StoreMismatchError(f"{path} was planned from other images; {remedy}")
 

@@ -5,6 +5,7 @@ Paths in, bytes and hashes out; nothing here knows what a store is made of.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -158,15 +159,14 @@ def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
 def lock_shared(folder: Path) -> int:
     """Open the folder and hold a shared lock on it; the caller closes the handle."""
     handle = os.open(folder, os.O_RDONLY)
-    try:
+    # A file system without locks: leftovers are then never collected; nothing else depends on it.
+    with contextlib.suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        pass  # a file system without locks: leftovers are then never collected, nothing else depends on it
     return handle
 
 
 def lock_alone(handle: int) -> bool:
-    """Try to turn a shared lock into the only one; False if another writer is at work or there are no locks."""
+    """Try to turn a shared lock into the only one; False if another writer is at work."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -32,9 +32,10 @@ def choose_grid(
     """`(shard_rows, chunk_rows)` for a store.
 
     The chunk is the largest power of two of rows, up to 64, whose largest kind fits in 24 MiB of float32. The
-    shard is the largest multiple of it that keeps the shard buffer (all layers and kinds, `value_bytes` a value:
-    2 for bfloat16, 4 for float32) within `buffer_bytes` and the rows within 1,024, and no longer than the store.
-    A `shard_rows` that is asked for is kept, and the chunk becomes the largest divisor of it that is no longer.
+    shard is the largest multiple of it that keeps the shard buffer (all layers and kinds, `value_bytes` a
+    value: 2 for bfloat16, 4 for float32) within `buffer_bytes` and the rows within 1,024, and no longer than
+    the store. A `shard_rows` that is asked for is kept, and the chunk becomes the largest divisor of it that
+    is no longer.
 
     Raises:
         ConfigError: `shard_rows` is below 1 or needs a larger buffer than `buffer_bytes`.
@@ -50,8 +51,8 @@ def choose_grid(
         return max(1, room // chunk_rows) * chunk_rows, chunk_rows
     if shard_rows < 1 or shard_rows * row_bytes > buffer_bytes:
         raise ConfigError(
-            f"rows a shard are 1 to {buffer_bytes // row_bytes} here (a row takes {row_bytes / 1e6:.1f} MB of the "
-            f"{buffer_bytes / 1e9:.1f} GB buffer); got {shard_rows}"
+            f"rows a shard are 1 to {buffer_bytes // row_bytes} here (a row takes {row_bytes / 1e6:.1f} MB "
+            f"of the {buffer_bytes / 1e9:.1f} GB buffer); got {shard_rows}"
         )
     chunk_rows = next(rows for rows in range(min(chunk_rows, shard_rows), 0, -1) if shard_rows % rows == 0)
     return shard_rows, chunk_rows

@@ -28,19 +28,18 @@ __all__ = ["INDEX", "Index", "IndexSummary", "read_index", "write_index"]
 INDEX: Final = "index.parquet"
 _KEY: Final = "activault.index"
 _VECTOR = pa.list_(pa.float64())
-_SCHEMA: Final = pa.schema(
-    [
-        ("entry", pa.string()),
-        ("shard", pa.int64()),
-        ("record", pa.string()),
-        ("layer", pa.int32()),
-        ("kind", pa.string()),
-        ("count", pa.int64()),
-        ("mean", _VECTOR),
-        ("m2", _VECTOR),
-        ("absmax", _VECTOR),
-    ]
-)
+_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
+    ("entry", pa.string()),
+    ("shard", pa.int64()),
+    ("record", pa.string()),
+    ("layer", pa.int32()),
+    ("kind", pa.string()),
+    ("count", pa.int64()),
+    ("mean", _VECTOR),
+    ("m2", _VECTOR),
+    ("absmax", _VECTOR),
+]
+_SCHEMA: Final = pa.schema(_COLUMNS)
 
 
 class IndexSummary(BaseModel):

@@ -107,8 +107,8 @@ class Manifest(_Record):
         largest = max(self.chunk_shape(kind)[1] for kind in self.kinds)
         if self.chunk_rows * largest * self.dim * 4 > MAX_CHUNK_BYTES:
             raise ValueError(
-                f"a chunk is at most {MAX_CHUNK_BYTES} bytes; chunk_rows {self.chunk_rows} of {largest} tokens of "
-                f"width {self.dim} are more; lower chunk_rows"
+                f"a chunk is at most {MAX_CHUNK_BYTES} bytes; chunk_rows {self.chunk_rows} of {largest} "
+                f"tokens of width {self.dim} are more; lower chunk_rows"
             )
         return self
 

@@ -63,8 +63,8 @@ def _check_array(path: Path, manifest: Manifest, array: ArrayKey) -> None:
         value = found.get(field) if isinstance(found, dict) else None
         if value != expected.get(field):
             raise CorruptStoreError(
-                f"{name}: {field} must be {expected.get(field)!r} by the manifest; got {str(value)[:200]}; restore it "
-                "from a copy"
+                f"{name}: {field} must be {expected.get(field)!r} by the manifest; got {str(value)[:200]}; "
+                "restore it from a copy"
             )
 
 
@@ -183,7 +183,7 @@ class Store:
     def _is_ok(self) -> npt.NDArray[np.bool_]:
         if self.complete and not self.num_bad:
             return np.ones(self.num_rows, dtype=bool)
-        return np.asarray(pc.equal(self.samples["status"], OK).to_numpy(), dtype=bool)
+        return np.asarray(pc.equal(self.samples["status"], pa.scalar(OK)).to_numpy(), dtype=np.bool_)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -195,8 +195,9 @@ class Store:
     @cached_property
     def label_ids(self) -> Int64:
         """(num_rows,) place of each row's label in `classes`; -1 where it is unknown."""
-        places = pc.index_in(self.samples["label"], value_set=pa.array(self.classes, pa.string()))
-        return pc.fill_null(places, -1).to_numpy().astype(np.int64)
+        encoded = {label: place for place, label in enumerate(self.classes)}
+        labels = self.samples["label"].to_pylist()
+        return np.array([-1 if label is None else encoded[label] for label in labels], np.int64)
 
     def statistics(self, layer: int, kind: TokenKind) -> ChannelStats:
         """Per channel, over the rows that are ok and all tokens of the kind.

@@ -1,16 +1,17 @@
 """The work of a read: every inner chunk that is needed is decompressed once, arrays and chunks on threads.
 
-Row numbers in; float32 (rows, layers, tokens, dim) out, or the same in bfloat16 bit patterns (uint16) for a loader's
-pool, which then holds twice the rows.
+Row numbers in; float32 (rows, layers, tokens, dim) out, or the same in bfloat16 bit patterns (uint16) for a
+loader's pool, which then holds twice the rows.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from .records import ArrayKey, ShardRecord, arrays_of
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
 
-__all__ = ["ChunkSource", "read_rows"]
+__all__ = ["ChunkSource", "read_jobs", "read_rows"]
 
 Int64 = npt.NDArray[np.int64]
 _MAX_THREADS: Final = 16
@@ -51,14 +52,20 @@ class ChunkSource:
             out: (rows, tokens of the kind, dim), float32 or uint16 for bfloat16 bit patterns.
 
         Raises:
-            CorruptStoreError: the file or the chunk is missing or altered, or an ok row reads as fill.
+            CorruptStoreError: the file or the chunk is missing or altered, or an ok row reads as fill; the
+                message names rows, shard, file and remedy.
         """
         manifest = self.manifest
         shard, chunk = divmod(part.chunk, manifest.chunks_per_shard)
         place = list(arrays_of(manifest)).index(array)
         values = _scratch_array(manifest.chunk_shape(array.kind))
-        with ShardFile(self.path, manifest, self.record(shard).files[place], array.kind) as file:
-            file.read_chunk(chunk, values)
+        try:
+            with ShardFile(self.path, manifest, self.record(shard).files[place], array.kind) as file:
+                file.read_chunk(chunk, values)
+        except CorruptStoreError as exc:
+            first = part.chunk * manifest.chunk_rows
+            last = min(first + manifest.chunk_rows, manifest.num_rows) - 1
+            raise CorruptStoreError(f"rows {first} to {last} (shard {shard}): {exc}") from exc
         self._refuse_fill(part, array, values)
         held = values if out.dtype == np.float32 else values.view(np.uint16)[..., 1::2]
         out[_as_slice(part.places)] = held[_as_slice(part.local)]
@@ -69,8 +76,8 @@ class ChunkSource:
         is_fill = np.isnan(values[part.local, 0, 0]) & self.is_ok[rows]
         if is_fill.any():
             raise CorruptStoreError(
-                f"row {rows[is_fill][0]} is ok by its record, but reads as fill in layer {array.layer}, {array.kind}; "
-                f"extract shard {rows[is_fill][0] // self.manifest.shard_rows} again"
+                f"row {rows[is_fill][0]} is ok by its record, but reads as fill in layer {array.layer}, "
+                f"{array.kind}; extract shard {rows[is_fill][0] // self.manifest.shard_rows} again"
             )
 
 
@@ -90,56 +97,64 @@ def _as_slice(places: Int64) -> slice | Int64:
     return places
 
 
-def read_rows(
+def read_jobs(
     source: ChunkSource,
     rows: Int64,
     layers: Sequence[int],
     kinds: Sequence[TokenKind],
-    dtype: npt.DTypeLike = np.float32,
-) -> npt.NDArray[Any]:
-    """Tokens (rows, layers, tokens, dim) of the given rows, in their order; bad rows read as NaN.
+    dtype: npt.DTypeLike,
+) -> tuple[npt.NDArray[Any], list[Callable[[], None]]]:
+    """The array (rows, layers, tokens, dim) that a read fills, and the jobs that fill it, in any order.
+
+    Each job decompresses one inner chunk; none of them touches what another writes.
+
+    Raises:
+        IncompleteStoreError: a row's shard is not finished; raised before anything is allocated.
+        CorruptStoreError: a shard's record was altered.
+    """
+    manifest = source.manifest
+    counts = [manifest.layout.count(kind) for kind in kinds]
+    parts = list(by_chunk(rows, manifest.chunk_rows))
+    for shard in sorted({part.chunk // manifest.chunks_per_shard for part in parts}):
+        source.record(shard)
+    out = np.empty((len(rows), len(layers), sum(counts), manifest.dim), dtype)
+    jobs: list[Callable[[], None]] = []
+    for part in parts:
+        for place, layer in enumerate(layers):
+            start = 0
+            for kind, count in zip(kinds, counts, strict=True):
+                span = out[:, place, start : start + count]
+                jobs.append(partial(source.read, part, ArrayKey(layer, kind), span))
+                start += count
+    return out, jobs
+
+
+def read_rows(
+    source: ChunkSource, rows: Int64, layers: Sequence[int], kinds: Sequence[TokenKind]
+) -> npt.NDArray[np.float32]:
+    """Float32 tokens (rows, layers, tokens, dim) of the given rows, in their order; bad rows read as NaN.
 
     Args:
         source: the store.
         rows: row numbers, any order, repeats allowed.
         layers: which layers, in the order wanted.
         kinds: which kinds, in the layout's order.
-        dtype: float32, or uint16 for the bit patterns of a bfloat16 store.
 
     Raises:
         IncompleteStoreError: a row's shard is not finished.
         CorruptStoreError: see `ChunkSource.read`.
     """
-    manifest = source.manifest
-    counts = [manifest.layout.count(kind) for kind in kinds]
-    parts = list(by_chunk(rows, manifest.chunk_rows))
-    for shard in sorted({part.chunk // manifest.chunks_per_shard for part in parts}):
-        source.record(shard)  # refused before the result is allocated
-    out = np.empty((len(rows), len(layers), sum(counts), manifest.dim), dtype)
-
-    def jobs() -> Iterator[tuple[ChunkRows, ArrayKey, npt.NDArray[Any]]]:
-        for part in parts:
-            for place, layer in enumerate(layers):
-                start = 0
-                for kind, count in zip(kinds, counts, strict=True):
-                    yield part, ArrayKey(layer, kind), out[:, place, start : start + count]
-                    start += count
-
-    _run(source, list(jobs()))
-    return out
-
-
-def _run(source: ChunkSource, jobs: Sequence[tuple[ChunkRows, ArrayKey, npt.NDArray[Any]]]) -> None:
-    """Do all jobs, the first fault raised here and the rest given up."""
+    out, jobs = read_jobs(source, rows, layers, kinds, np.float32)
     num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(jobs))
     if num_threads < 2:
         for job in jobs:
-            source.read(*job)
-        return
+            job()
+        return out
     # Threads of this call alone: nothing outlives it, and a fork never meets a pool whose threads are gone.
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="activault-read") as pool:
+    with ThreadPoolExecutor(num_threads, "activault-read") as pool:
         try:
-            for _ in pool.map(lambda job: source.read(*job), jobs):
-                pass
+            for done in [pool.submit(job) for job in jobs]:
+                done.result()
         finally:
             pool.shutdown(cancel_futures=True)
+    return out

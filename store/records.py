@@ -163,8 +163,8 @@ def parse_record(text: bytes, manifest: Manifest, shard: int) -> ShardRecord:
     """The record in `text`, every claim of it checked against the manifest.
 
     Raises:
-        CorruptStoreError: it is altered, of another store or another shard, or its files are not the ones that
-            the manifest implies.
+        CorruptStoreError: it is altered, of another store or another shard, or its files are not the ones
+            that the manifest implies.
     """
     name = record_path(shard)
     value = parse_json(text, name)
@@ -202,8 +202,8 @@ def _check_claims(record: ShardRecord, manifest: Manifest, shard: int) -> None:
     for field, (claimed, implied) in claims.items():
         if claimed != implied:
             raise CorruptStoreError(
-                f"{record_path(shard)}: {field} must be {_short(implied)} for this store; got {_short(claimed)}; "
-                f"extract shard {shard} again"
+                f"{record_path(shard)}: {field} must be {_short(implied)} for this store; got "
+                f"{_short(claimed)}; extract shard {shard} again"
             )
     for row, status, _ in record.bad:
         if status in {"", OK, PENDING}:

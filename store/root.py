@@ -101,7 +101,8 @@ def read_root(path: Path) -> Root:
     found = attributes["activault"].get("format")
     if found != FORMAT_VERSION:
         raise NotAStoreError(
-            f"{path} is of format {found!r}; this activault reads format {FORMAT_VERSION}; use the activault that wrote it"
+            f"{path} is of format {found!r}; this activault reads format {FORMAT_VERSION}; use the "
+            "activault that wrote it"
         )
     return _checked(attributes)
 

@@ -33,18 +33,17 @@ __all__ = [
 
 OK: Final = "ok"
 PENDING: Final = "pending"
-SAMPLES_SCHEMA: Final = pa.schema(
-    [
-        ("row", pa.int64()),
-        ("key", pa.string()),
-        ("label", pa.string()),
-        ("source", pa.string()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("status", pa.string()),
-        ("reason", pa.string()),
-    ]
-)
+_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
+    ("row", pa.int64()),
+    ("key", pa.string()),
+    ("label", pa.string()),
+    ("source", pa.string()),
+    ("width", pa.int32()),
+    ("height", pa.int32()),
+    ("status", pa.string()),
+    ("reason", pa.string()),
+]
+SAMPLES_SCHEMA: Final = pa.schema(_COLUMNS)
 _PLANNED = ("key", "label", "source")
 _HASH_ROWS = 65_536
 _TEST_SHARE = 0.2
@@ -107,7 +106,7 @@ def content_hash(samples: pa.Table) -> str:
             block = column.slice(start, _HASH_ROWS)
             lengths = pc.fill_null(pc.binary_length(block), -1).to_numpy().astype("<i8")
             state.update(lengths.tobytes())
-            state.update("".join(pc.drop_null(block).to_pylist()).encode())
+            state.update("".join(text for text in block.to_pylist() if text is not None).encode())
     return state.hexdigest()
 
 
@@ -138,10 +137,10 @@ def split_rows(samples: pa.Table, rows: npt.NDArray[np.int64]) -> dict[str, npt.
     """`rows` parted into `train` and `test`, each in the given order.
 
     By the keys' first folder where every one of the rows has one (`train`; `test`, `val`, `valid`,
-    `validation`), otherwise by a hash of the key, one fifth for testing: a row keeps its side whatever else is in
-    the store.
+    `validation`), otherwise by a hash of the key, one fifth for testing: a row keeps its side whatever else
+    is in the store.
     """
-    keys = samples["key"].take(pa.array(rows)).to_pylist()
+    keys = [str(key) for key in samples["key"].take(rows).to_pylist()]
     sides = [split_of(key) for key in keys]
     if None in sides:
         bound = int(_TEST_SHARE * 2**64)

@@ -46,7 +46,8 @@ def sealed_bytes(table: pa.Table, metadata: Mapping[str, str] | None = None) -> 
         writer.add_key_value_metadata({**(metadata or {}), _MARK.decode(): _BLANK.decode()})
     data = bytearray(sink.getvalue().to_pybytes())
     digits = _digits(data)
-    assert digits is not None and data[digits] == _BLANK, "pyarrow wrote the footer in an unknown way"
+    assert digits is not None, "pyarrow left out the footer's metadata"
+    assert data[digits] == _BLANK, "pyarrow wrote the footer's metadata in an unknown way"
     data[digits] = _seal_of(data, digits)
     return bytes(data)
 

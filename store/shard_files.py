@@ -67,8 +67,8 @@ class ShardFile:
             self._handle = os.open(store / record.path, os.O_RDONLY)
         except OSError as exc:
             raise CorruptStoreError(
-                f"{record.path} is missing or cannot be read ({exc.strerror}); its shard's record says that it is "
-                "there; restore it from a copy, or run the same `activault extract` again"
+                f"{record.path} is missing or cannot be read ({exc.strerror}); its shard's record says that "
+                "it is there; restore it from a copy, or run the same `activault extract` again"
             ) from exc
         try:
             self._index = self._read_index(manifest.chunks_per_shard)
@@ -88,8 +88,8 @@ class ShardFile:
         size = os.fstat(self._handle).st_size
         if size != self._size:
             raise CorruptStoreError(
-                f"{self._what} must have {self._size} bytes; it has {size}; restore it from a copy, or run the same "
-                "`activault extract` again"
+                f"{self._what} must have {self._size} bytes; it has {size}; restore it from a copy, or run "
+                "the same `activault extract` again"
             )
         length = 16 * num_chunks + 4
         if length > size:
@@ -117,7 +117,8 @@ class ShardFile:
         Raises:
             CorruptStoreError: the chunk is missing, altered or does not lie in the file.
         """
-        assert out.shape == self._shape and out.flags.c_contiguous
+        assert out.shape == self._shape
+        assert out.flags.c_contiguous
         offset, length = (int(value) for value in self._index[chunk])
         what = f"{self._what}: chunk {chunk}"
         if offset == length == _ABSENT:

@@ -1,6 +1,7 @@
 """Which shards of an opened store are finished, and their records: from the index, or from the record files.
 
-Two classes with one contract: `finished` (ascending), `record(shard)`, `records()`, and what derives from them.
+Two classes with one contract: `finished` (ascending), `record(shard)`, `records()`, and what derives from
+them.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class UnfinishedShards:
         if shard not in self._records:
             rows = self._root.manifest.shard_range(shard)
             raise IncompleteStoreError(
-                f"rows {rows.start} to {rows.stop - 1} are not written yet (shard {shard} has no record); run the same "
-                "`activault extract` again"
+                f"rows {rows.start} to {rows.stop - 1} are not written yet (shard {shard} has no record); "
+                "run the same `activault extract` again"
             )
         return self._records[shard]
 

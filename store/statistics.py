@@ -1,7 +1,7 @@
 """Count, mean, variance and absolute maximum of every channel, per layer and kind, merged over shards.
 
-Float32 values (rows, tokens, dim) in, float64 vectors (dim,) out. Blocks and shards are merged by the pairwise
-rule of Chan, Golub and LeVeque (1979), always in the same order, so that the result is reproducible.
+Float32 values (rows, tokens, dim) in, float64 vectors (dim,) out. Blocks and shards are merged by the
+pairwise rule of Chan, Golub and LeVeque (1979), always in the same order, so that the result is reproducible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOCK_VALUES = 1 << 15
 """Values in float64 at a time: 256 KiB, in a core's own cache."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChannelStats:
     """Statistics of one layer's tokens of one kind, over the rows that are ok."""
 
@@ -51,12 +51,11 @@ class ChannelStats:
         """Of no tokens at all."""
         return ChannelStats(0, np.zeros(dim), np.zeros(dim), np.zeros(dim))
 
-    def agrees(self, other: ChannelStats) -> bool:
-        """Whether every number is the same, bit for bit."""
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ChannelStats):
+            return NotImplemented
         mine, theirs = (self.mean, self.m2, self.absmax), (other.mean, other.m2, other.absmax)
-        return self.count == other.count and all(
-            np.array_equal(a, b, equal_nan=True) for a, b in zip(mine, theirs, strict=True)
-        )
+        return self.count == other.count and all(map(np.array_equal, mine, theirs))
 
 
 def statistics_of(values: npt.NDArray[np.float32]) -> ChannelStats:

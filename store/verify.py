@@ -1,12 +1,35 @@
-"""Verification: every fault of a store, not the first."""
+"""Verification: every fault of a store, not the first.
+
+A path in, a `VerifyReport` out. Plain verification looks at structure, metadata, tables, records, presence
+and sizes; `deep` also holds every byte against its hash. An unfinished store that is sound is ok.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from .codecs import array_metadata, group_metadata
+from .completion import SAMPLES, merged_statistics, summarise
+from .errors import CorruptStoreError, StoreError
+from .files import file_sha256, file_xxh3, pretty_json
+from .index import INDEX, Index, read_index
+from .layout import layer_name
+from .records import ShardRecord, array_folder, arrays_of, file_faults, read_record, record_path
+from .root import ROOT, Root, read_root
+from .samples import PENDING, SAMPLES_SCHEMA, content_hash, with_outcomes
+from .sealed import read_sealed
 
 __all__ = ["Fault", "VerifyReport", "verify_store"]
+
+Progress = Callable[[int, int], None]
+_READABLE: Final = "can be read and is what was written"
 
 
 @dataclass(frozen=True)
@@ -20,14 +43,22 @@ class Fault:
     detail: str
     """What was found instead."""
 
+    def __str__(self) -> str:
+        return f"{self.where}: {self.rule}; {self.detail}"
+
 
 @dataclass(frozen=True)
 class VerifyReport:
     """What a verification found."""
 
     faults: tuple[Fault, ...]
+    """Every fault, in the order of the store's tree."""
     finished_shards: int
+    """Shards with a valid record."""
     num_shards: int
+    """Shards of the whole store; 0 if its manifest cannot be read."""
+    complete: bool
+    """Whether the store was completed."""
 
     @property
     def ok(self) -> bool:
@@ -39,7 +70,203 @@ def verify_store(
     path: Path | str,
     deep: bool = False,
     complete: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> VerifyReport:
-    """To be replaced."""
-    raise NotImplementedError
+    """Look for every fault of the store at `path`.
+
+    Args:
+        path: the store.
+        deep: read every byte and hold it against its hash.
+        complete: count it as a fault if the store is not complete.
+        progress: told `(bytes done, bytes in all)` while bytes are read.
+
+    Raises:
+        NotAStoreError: the path is not an activation store of format 1.
+    """
+    path = Path(path)
+    try:
+        root = read_root(path)
+    except CorruptStoreError as exc:
+        return VerifyReport((Fault(ROOT, _READABLE, str(exc)),), 0, 0, complete=False)
+    check = _Check(path, root)
+    check.metadata()
+    check.records()
+    check.index()
+    check.samples()
+    check.teacher()
+    if deep:
+        check.bytes(progress)
+    if complete and check.complete is None:
+        done, num = len(check.found), root.manifest.num_shards
+        check.fault("store", "is complete", f"{done} of {num} shards are finished and {INDEX} is not written")
+    return VerifyReport(
+        tuple(check.faults), len(check.found), root.manifest.num_shards, check.complete is not None
+    )
+
+
+class _Check:
+    """One verification under way."""
+
+    def __init__(self, path: Path, root: Root) -> None:
+        self.path = path
+        self.root = root
+        self.manifest = root.manifest
+        self.faults: list[Fault] = []
+        self.found: dict[int, ShardRecord] = {}
+        self.texts: dict[int, bytes] = {}
+        self.complete: Index | None = None
+
+    def fault(self, where: str, rule: str, detail: str) -> None:
+        self.faults.append(Fault(where, rule, detail))
+
+    def metadata(self) -> None:
+        """Every `zarr.json`, byte by byte."""
+        self._expect_bytes(ROOT, self.root.to_bytes())
+        for layer in self.manifest.layers:
+            self._expect_bytes(f"{layer_name(layer)}/{ROOT}", pretty_json(group_metadata({})))
+        for array in arrays_of(self.manifest):
+            expected = pretty_json(array_metadata(self.manifest, array.kind))
+            self._expect_bytes(f"{array_folder(array.layer, array.kind)}/{ROOT}", expected)
+
+    def _expect_bytes(self, name: str, expected: bytes) -> None:
+        try:
+            with (self.path / name).open("rb") as file:
+                found = file.read(len(expected) + 1)
+        except OSError as exc:
+            self.fault(name, "is there", f"it cannot be read ({exc.strerror})")
+            return
+        if found != expected:
+            self.fault(name, "is what the manifest implies", "it differs; restore it from a copy")
+
+    def records(self) -> None:
+        """Every record, and the presence and size of its files."""
+        for shard in self._record_numbers():
+            try:
+                found = read_record(self.path, self.manifest, shard)
+            except StoreError as exc:
+                self.fault(record_path(shard), _READABLE, str(exc))
+                continue
+            if found is None:
+                continue
+            self.found[shard], self.texts[shard] = found
+            for file, detail in file_faults(self.path, found[0]):
+                self.fault(
+                    file, "has the recorded size", f"it {detail}; run the same `activault extract` again"
+                )
+
+    def _record_numbers(self) -> list[int]:
+        folder = self.path / "shards"
+        if not folder.is_dir():
+            self.fault("shards", "is there", "the folder is missing; the store may have lost its records")
+            return []
+        names = [match[1] for file in folder.iterdir() if (match := re.fullmatch(r"(\d+)\.json", file.name))]
+        for name in names:
+            if f"shards/{name}.json" != record_path(int(name)) or int(name) >= self.manifest.num_shards:
+                last = self.manifest.num_shards - 1
+                self.fault(
+                    f"shards/{name}.json", f"records are of shards 0 to {last}", "there is no such shard"
+                )
+        return sorted({int(name) for name in names if int(name) < self.manifest.num_shards})
+
+    def index(self) -> None:
+        """The index against the records and what they add up to."""
+        try:
+            index = read_index(self.path, self.manifest)
+        except StoreError as exc:
+            self.fault(INDEX, _READABLE, str(exc))
+            return
+        if index is None:
+            return
+        self.complete = index
+        for shard in range(self.manifest.num_shards):
+            if self.texts.get(shard) != index.record_text(shard):
+                self.fault(
+                    record_path(shard), f"is there and as {INDEX} has it", "it is missing, altered or another"
+                )
+        if len(self.found) < self.manifest.num_shards:
+            return
+        records = [self.found[shard] for shard in sorted(self.found)]
+        if index.summary != summarise(self.root, records, index.summary.samples_hash):
+            self.fault(INDEX, "sums up the records", "its summary says something else")
+        try:
+            if index.statistics != merged_statistics(self.path, self.manifest, records):
+                self.fault(INDEX, "has the merged statistics of all shards", "they differ")
+        except StoreError as exc:
+            self.fault(INDEX, "has the merged statistics of all shards", str(exc))
+
+    def samples(self) -> None:
+        """The sample table against the plan and the outcomes."""
+        try:
+            table, _, found = read_sealed(self.path / SAMPLES, SAMPLES_SCHEMA)
+        except FileNotFoundError:
+            self.fault(SAMPLES, "is there", "it is missing; restore it from a copy")
+            return
+        except StoreError as exc:
+            self.fault(SAMPLES, _READABLE, str(exc))
+            return
+        rows = table["row"].to_numpy()
+        if len(rows) != self.manifest.num_rows or not np.array_equal(rows, np.arange(len(rows))):
+            self.fault(
+                SAMPLES, f"has the rows 0 to {self.manifest.num_rows - 1}", f"it has {len(rows)} others"
+            )
+            return
+        if content_hash(table) != self.root.samples:
+            self.fault(SAMPLES, "has the planned keys, labels and sources", "they differ")
+        if self.complete is not None and found != self.complete.summary.samples_hash:
+            self.fault(SAMPLES, f"is the file that {INDEX} was written with", "it is another")
+        self._outcomes(table)
+
+    def _outcomes(self, table: pa.Table) -> None:
+        """Outcomes are all pending, or those of the records: completion may have been cut short."""
+        statuses = set(table["status"].unique().to_pylist())
+        if self.complete is None and statuses == {PENDING}:
+            return
+        ranges = [(range(*record.rows), record.outcomes()) for record in self.found.values()]
+        mask = np.zeros(self.manifest.num_rows, dtype=bool)
+        for rows, _ in ranges:
+            mask[rows.start : rows.stop] = True
+        keep = pa.array(mask)
+        if not table.filter(keep).equals(with_outcomes(table, ranges).filter(keep)):
+            self.fault(SAMPLES, "has the outcomes of the records", "they differ")
+
+    def teacher(self) -> None:
+        """Presence and size of the teacher's files."""
+        for name, file in self.root.teacher.items():
+            path = self.path / name
+            size = path.stat().st_size if path.is_file() else None
+            if size != file.bytes:
+                self.fault(
+                    name, f"has {file.bytes} bytes", "it is missing" if size is None else f"it has {size}"
+                )
+
+    def bytes(self, progress: Progress | None) -> None:
+        """Every byte of arrays, statistics and teacher against its hash."""
+        hashed = [
+            (file.path, file.bytes, file.hash, file_xxh3)
+            for record in self.found.values()
+            for file in (*record.files, record.statistics)
+        ]
+        hashed += [(name, file.bytes, file.sha256, file_sha256) for name, file in self.root.teacher.items()]
+        total = sum(size for _, size, _, _ in hashed)
+        done = 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            if progress is not None:
+                progress(done, total)
+
+        known = {fault.where for fault in self.faults}
+        for name, size, expected, hash_of in hashed:
+            if name in known:  # missing or of another size: told already
+                count(size)
+                continue
+            try:
+                found = hash_of(self.path / name, count)
+            except OSError as exc:
+                self.fault(name, "can be read", f"it cannot ({exc.strerror})")
+                continue
+            if found != expected:
+                self.fault(
+                    name, "is what was written", f"its hash is {found}, not {expected}; extract it again"
+                )

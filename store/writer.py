@@ -1,6 +1,7 @@
 """Writing shards: one owner writes a shard whole, and its record comes last.
 
-A filled `ShardBuffer` and its rows' outcomes in; the shard's files, its statistics and at last its record out.
+A filled `ShardBuffer` and its rows' outcomes in; the shard's files, its statistics and at last its record
+out.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ class StoreWriter:
                 value = to_float32(held[wrong][:1])[0]
                 raise NonFiniteError(
                     f"values must be finite; row {row} ({self._keys[row].as_py()}) holds {value} in layer "
-                    f"{array.layer}, {array.kind} ({int(wrong.sum())} values); check the teacher's weights and its "
-                    "precision; the shard was not published"
+                    f"{array.layer}, {array.kind} ({int(wrong.sum())} values); check the teacher's weights "
+                    "and its precision; the shard was not published"
                 )
 
     def _write(
@@ -180,8 +181,9 @@ class StoreWriter:
         unfinished = self.unfinished
         if unfinished:
             raise IncompleteStoreError(
-                f"a store is completed when every shard is finished; {len(unfinished)} of {self.manifest.num_shards} "
-                f"are not (first: {unfinished[0]}); run the same `activault extract` again"
+                f"a store is completed when every shard is finished; {len(unfinished)} of "
+                f"{self.manifest.num_shards} are not (first: {unfinished[0]}); run the same `activault "
+                "extract` again"
             )
         try:
             if read_index(self.path, self.manifest) is None:
