@@ -25,7 +25,7 @@ types:
 	for folder in $(FOLDERS); do ln -sfn ../../$$folder .types/activault/$$folder; done
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/codecs.py
+	$(BIN)/python benchmarks/codecs.py $(OUT)/store.zarr
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
