@@ -167,9 +167,8 @@ def load_backbone(
         raise ConfigError("the teacher 'demo' has its own weights; to give others, name a timm architecture")
     if weights is not None and random_seed is not None:
         raise ConfigError("give either a weights file or a random seed, not both")
-    timm_name = DEMO_ARCHITECTURE if name == "demo" else name
-    architecture = _architecture(timm_name)
-    config = _pretrained_config(timm_name)
+    architecture = _architecture(DEMO_ARCHITECTURE if name == "demo" else name)
+    config = _pretrained_config(architecture if name == "demo" else name)
     size = checked_size(image_size, tuple(_build(architecture).patch_embed.patch_size))
     preprocessing = plan_preprocessing(size, resize, config.mean, config.std)
     if random_seed is not None:
@@ -279,8 +278,8 @@ def _info(vit: VisionTransformer, name: str, architecture: str, source: str, lic
 
 def save_teacher(backbone: Backbone, folder: Path) -> None:
     """Write all that `load_teacher` needs into an existing folder."""
-    parts = (backbone.info, backbone.preprocessing, backbone.native_size, backbone.tensors())
-    write_teacher(TeacherFiles(*parts), folder)
+    info, preprocessing = backbone.info, backbone.preprocessing
+    write_teacher(TeacherFiles(info, preprocessing, backbone.native_size, backbone.tensors()), folder)
 
 
 def load_teacher(folder: Path) -> Backbone:

@@ -63,10 +63,17 @@ def plan_preprocessing(
     return Preprocessing(image_size=image_size, resize=resize, interpolation="bicubic", mean=mean, std=std)
 
 
-def to_pixels(image: Image.Image, preprocessing: Preprocessing) -> UInt8[np.ndarray, "height width 3"]:
-    """The input's pixels out of an RGB image. One that has the size of the resized box is not resampled."""
+def to_pixels(
+    image: Image.Image, preprocessing: Preprocessing, max_pixels: int
+) -> UInt8[np.ndarray, "height width 3"] | None:
+    """The input's pixels out of an RGB image; one that has the scaled size already is not resampled.
+
+    None for an image so long and thin that scaling its shorter side up would take over `max_pixels`.
+    """
     height, width = preprocessing.image_size
     scaled = _scaled_size(image.size, preprocessing)
+    if scaled[0] * scaled[1] > max_pixels:
+        return None
     if scaled != image.size:
         image = image.resize(scaled, _FILTERS[preprocessing.interpolation])
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)

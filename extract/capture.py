@@ -1,0 +1,243 @@
+"""The engine: rows of a store's unfinished shards, from image files to published shards.
+
+In: a function that gives a row's pixels (H, W, 3) uint8 or the reason why it has none, a teacher, and a
+`StoreWriter`. Out: published shards, and where the time went.
+
+Three kinds of thread share the work. Decoders run ahead of the teacher by a bounded number of images. The
+caller's thread runs the teacher and copies its layers to the shard's buffer. One writer thread compresses
+and publishes a finished shard while the next one fills; there are never more than these two. Batches end at
+a shard's border, so that a shard is computed from the same batches whichever run computes it.
+
+An error in any thread is raised in the caller's. On Ctrl-C decoding stops at once, and the shard that is
+being written is finished first, since all of its rows are computed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from activault.store import Manifest, Outcome, ShardBuffer, StoredDtype, StoreWriter
+
+from .backbone import Backbone
+from .decode import BadImage, quiet_decoders
+
+__all__ = ["Decoded", "Progress", "StallTimes", "capture", "without_pixels"]
+
+Progress = Callable[[int, int], None]
+"""Called with rows done and rows in all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """One row, ready for the teacher or not."""
+
+    outcome: Outcome
+    pixels: UInt8[np.ndarray, "height width 3"] | None
+    """None if the image was bad."""
+
+
+def without_pixels(image: BadImage) -> Decoded:
+    """A row whose image was bad."""
+    outcome = Outcome(status=image.status, reason=image.reason, width=image.width, height=image.height)
+    return Decoded(outcome=outcome, pixels=None)
+
+
+@dataclass(kw_only=True)
+class StallTimes:
+    """Seconds that the caller's thread spent on each part."""
+
+    decode: float = 0.0
+    """Waiting for images."""
+    compute: float = 0.0
+    """Running the teacher and copying its layers."""
+    write: float = 0.0
+    """Waiting for the writer."""
+
+    @contextmanager
+    def spent(self, part: str) -> Iterator[None]:
+        """Add the time of a block to one part."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, part, getattr(self, part) + time.perf_counter() - start)
+
+    def shares(self) -> dict[str, float]:
+        """Each part's share of their sum."""
+        total = self.decode + self.compute + self.write
+        parts = {"decode": self.decode, "compute": self.compute, "write": self.write}
+        return {part: seconds / total if total else 0.0 for part, seconds in parts.items()}
+
+
+def capture(
+    writer: StoreWriter,
+    backbone: Backbone,
+    decode: Callable[[int], Decoded],
+    *,
+    batch_size: int,
+    workers: int,
+    progress: Progress | None = None,
+) -> StallTimes:
+    """Compute and publish every unfinished shard of the store.
+
+    Args:
+        writer: of a store that was planned for this teacher.
+        backbone: the teacher, on its device.
+        decode: a row's pixels; called in `workers` threads.
+        batch_size: images a forward pass.
+        workers: decoding threads.
+        progress: called in this thread after each batch.
+
+    Raises:
+        NonFiniteError, StoreError: from publishing.
+    """
+    manifest, stalls = writer.manifest, StallTimes()
+    shards = writer.unfinished
+    rows = [row for shard in shards for row in manifest.shard_range(shard)]
+    done = manifest.num_rows - len(rows)
+    with (
+        quiet_decoders(),
+        _exact_arithmetic(),
+        _Publisher(writer, stalls) as publisher,
+        _Decoder(decode, rows, workers, ahead=2 * batch_size + workers) as decoder,
+    ):
+        for shard in shards:
+            buffer, outcomes = writer.buffer(shard), list[Outcome]()
+            while len(outcomes) < len(buffer.rows):
+                publisher.check()
+                with stalls.spent("decode"):
+                    batch = decoder.take(min(batch_size, len(buffer.rows) - len(outcomes)))
+                with stalls.spent("compute"):
+                    _forward(backbone, manifest, buffer, len(outcomes), [row.pixels for row in batch])
+                outcomes += [row.outcome for row in batch]
+                done += len(batch)
+                if progress is not None:
+                    progress(done, manifest.num_rows)
+            publisher.submit(buffer, outcomes)
+            # The publisher owns it now; holding on to it would keep three buffers alive.
+            del buffer
+        publisher.finish()
+    return stalls
+
+
+@torch.inference_mode()
+def _forward(
+    backbone: Backbone,
+    manifest: Manifest,
+    buffer: ShardBuffer,
+    offset: int,
+    pixels: Sequence[UInt8[np.ndarray, "height width 3"] | None],
+) -> None:
+    """One batch's layers into the buffer from row `offset` on; rows without pixels are left out."""
+    good = [place for place, image in enumerate(pixels) if image is not None]
+    if not good:
+        return
+    stacked = torch.from_numpy(np.stack([image for image in pixels if image is not None]))
+    for layer, tokens in backbone.layers(backbone.prepare(stacked), manifest.layers):
+        values = _host_values(tokens, manifest.dtype)
+        for start, stop in _runs(good):
+            buffer.write(layer, offset + good[start], values[start:stop])
+
+
+def _host_values(tokens: Float[Tensor, "batch token dim"], dtype: StoredDtype) -> npt.NDArray[Any]:
+    """The tokens in the host's memory, rounded on the device where the store rounds: half the copy.
+
+    `.cpu()` returns when the copy is finished, so nothing is read before it has arrived.
+    """
+    if dtype == "bfloat16":
+        return tokens.bfloat16().cpu().view(torch.uint16).numpy()
+    return tokens.float().cpu().numpy()
+
+
+def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Spans of `places` whose numbers follow one another."""
+    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(places)) if b != a + 1]
+    yield from pairwise([0, *breaks, len(places)])
+
+
+def _exact_arithmetic() -> AbstractContextManager[None]:
+    """Full float32 on the GPU too: cuDNN would round a convolution's inputs to 10 bits (TF32) by default."""
+    return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+
+
+class _Decoder:
+    """Decodes rows in order, in threads, at most `ahead` rows before they are taken."""
+
+    def __init__(
+        self, decode: Callable[[int], Decoded], rows: Iterable[int], workers: int, ahead: int
+    ) -> None:
+        self._decode = decode
+        self._rows = iter(rows)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+        self._waiting: deque[Future[Decoded]] = deque()
+        self._ahead = ahead
+
+    def __enter__(self) -> _Decoder:
+        self._fill()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _fill(self) -> None:
+        for row in islice(self._rows, self._ahead - len(self._waiting)):
+            self._waiting.append(self._pool.submit(self._decode, row))
+
+    def take(self, count: int) -> list[Decoded]:
+        """The next `count` rows."""
+        taken = []
+        for _ in range(count):
+            taken.append(self._waiting.popleft().result())
+            self._fill()
+        return taken
+
+
+@dataclass
+class _Publisher:
+    """Publishes one shard at a time in a thread of its own."""
+
+    writer: StoreWriter
+    stalls: StallTimes
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publish"))
+    _running: Future[object] | None = None
+
+    def __enter__(self) -> _Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=True)
+        failed = self._running.exception() if self._running is not None else None
+        if error is not None and failed is not None and failed is not error:
+            error.add_note(f"the shard that was being written failed too: {failed}")
+
+    def check(self) -> None:
+        """Raise at once what the running shard failed with, instead of at the end of the next one."""
+        if self._running is not None and self._running.done():
+            self._running.result()
+
+    def submit(self, buffer: ShardBuffer, outcomes: Sequence[Outcome]) -> None:
+        """Publish a shard; waits until the one before it is out."""
+        self.finish()
+        self._running = self._pool.submit(self.writer.publish, buffer, outcomes)
+
+    def finish(self) -> None:
+        """Wait for the shard that is being written."""
+        if self._running is not None:
+            with self.stalls.spent("write"):
+                self._running.result()

@@ -1,0 +1,174 @@
+"""From a file's bytes to an RGB image, or to the reason why not.
+
+In: the bytes of one image file. Out: a Pillow image in mode RGB and the size it had, or `BadImage`.
+
+What becomes RGB, and how:
+- grey (1, L) is repeated over the channels; 16-bit values keep their high byte, in grey as in colour;
+- alpha, of any mode and of palettes too, is laid over white: colours under full transparency are arbitrary;
+- CMYK, YCbCr and the other colour modes are converted by Pillow; colour profiles are not applied;
+- EXIF orientation is not applied: rows and columns are as they are stored;
+- of an animation, or of several pages, it is the first;
+- floating-point pixels and integers over 16 bits are refused: no range is agreed on for them.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+__all__ = ["EXTENSIONS", "MAX_PIXELS", "BadImage", "GoodImage", "decode_image", "quiet_decoders"]
+
+EXTENSIONS = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+)
+"""What counts as an image file, in any case."""
+MAX_PIXELS = 1 << 26
+"""Pixels above which an image is refused before it is decoded: 67 million take 200 MB a thread in RGB."""
+# Pillow would also try formats that start other programs (EPS) or are none that photographs come in.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+# All plugins at once, here: Pillow would do it in the first thread that meets a rarer format.
+Image.init()
+# What Pillow's decoders raise on damaged files. 200,000 damaged files of these formats gave the first three
+# and OverflowError; the rest is what Pillow's own code guards against elsewhere.
+_DECODER_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadImage:
+    """Why there is no image."""
+
+    status: str
+    """`empty`, `not-an-image`, `truncated`, `too-large` or `unreadable`."""
+    reason: str
+    """One line for people; without paths, the same on every machine."""
+    width: int | None = None
+    height: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodImage:
+    """A decoded image in mode RGB."""
+
+    image: Image.Image
+    width: int
+    """Of the file, in pixels."""
+    height: int
+
+
+def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> GoodImage | BadImage:
+    """Decode one image file. Never raises on what the bytes are; see the module for the rules."""
+    if not data:
+        return BadImage(status="empty", reason="the file has no bytes")
+    with quiet_decoders():
+        try:
+            image = Image.open(BytesIO(data), formats=_FORMATS)
+        except UnidentifiedImageError:
+            return BadImage(status="not-an-image", reason="no decoder knows these bytes")
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            return BadImage(status="too-large", reason=f"more pixels than the cap of {max_pixels}")
+        except _DECODER_ERRORS as exc:
+            return _undecodable(exc)
+        width, height = image.size
+        if width * height > max_pixels:
+            reason = f"{width * height} pixels, more than the cap of {max_pixels}"
+            return BadImage(status="too-large", reason=reason, width=width, height=height)
+        try:
+            return GoodImage(image=_to_rgb(image), width=width, height=height)
+        except _DECODER_ERRORS as exc:
+            return _undecodable(exc, width, height)
+
+
+def _undecodable(exc: Exception, width: int | None = None, height: int | None = None) -> BadImage:
+    # Pillow has no class of its own for data that ends early; its texts differ by format.
+    if isinstance(exc, EOFError) or "truncated" in str(exc).lower():
+        return BadImage(status="truncated", reason="the data ends early", width=width, height=height)
+    reason = str(exc) if isinstance(exc, _UnclearRangeError) else f"the decoder failed ({type(exc).__name__})"
+    return BadImage(status="unreadable", reason=reason, width=width, height=height)
+
+
+class _UnclearRangeError(ValueError):
+    """Pixels whose black and white are not known."""
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    if image.mode == "F":
+        raise _UnclearRangeError("floating-point pixels have no agreed range")
+    if image.mode.startswith("I"):
+        image = _high_byte(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(ground, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _high_byte(image: Image.Image) -> Image.Image:
+    """16-bit grey (modes `I;16`, its byte orders, and `I`) as 8-bit grey."""
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise _UnclearRangeError("integer pixels over 16 bits have no agreed range")
+    return Image.fromarray((values >> 8).astype(np.uint8))
+
+
+class _Quiet:
+    """Holds Pillow's warnings back while at least one thread is decoding.
+
+    Python's filters are the process's, not the thread's: whoever comes first sets them, whoever leaves last
+    restores them. A warning about one image among millions (a huge one, a bad EXIF block) helps nobody, and
+    where warnings are errors it would turn a good image into a bad one.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._users = 0
+        self._saved = ExitStack()
+
+    def enter(self) -> None:
+        with self._guard:
+            self._users += 1
+            if self._users == 1:
+                self._saved.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", module=r"PIL\.")
+                warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+    def leave(self) -> None:
+        with self._guard:
+            self._users -= 1
+            if self._users == 0:
+                self._saved.close()
+
+
+_QUIET = _Quiet()
+
+
+@contextmanager
+def quiet_decoders() -> Iterator[None]:
+    """Hold Pillow's warnings back; held over a whole extraction, the filters are set once."""
+    _QUIET.enter()
+    try:
+        yield
+    finally:
+        _QUIET.leave()

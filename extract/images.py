@@ -1,0 +1,134 @@
+"""Images out of a folder, as rows: a key, a label and the decoded image or the reason why there is none.
+
+    source = ImageFolder(Path("photos"))
+    source.keys[7], source.labels[7], source.read(7)
+
+Keys are POSIX paths relative to the folder, sorted by code point. Sub-folders are followed, symbolic links
+too, except back into a folder that contains them. Names that begin with a dot are left out (editors' and
+archivers' leftovers such as `._photo.jpg`), as are files whose extension is not an image's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from activault.store.errors import ImageSourceError
+from activault.store.manifest import SourceInfo
+
+from .decode import EXTENSIONS, MAX_PIXELS, BadImage, GoodImage, decode_image
+
+__all__ = ["SPLITS", "ImageFolder", "label_of"]
+
+SPLITS = ("train", "val", "valid", "validation", "test")
+"""First folders that are a split, not a class."""
+
+
+class ImageFolder:
+    """All images under one folder, listed once; nothing is decoded before `read`.
+
+    Raises:
+        ImageSourceError: the path is not a folder, cannot be listed, or has no image.
+    """
+
+    keys: list[str]
+    """One a row, sorted, each once."""
+    labels: list[str | None]
+    """The class folder's name, or None."""
+
+    def __init__(self, path: Path, max_pixels: int = MAX_PIXELS) -> None:
+        if not path.is_dir():
+            found = "a file" if path.exists() else "nothing"
+            raise ImageSourceError(f"images are read from a folder; there is {found} at {path}")
+        self.path = path
+        self.max_pixels = max_pixels
+        found_files, others = _listing(path)
+        if not found_files:
+            raise ImageSourceError(_nothing_found(path, others))
+        self.keys = [key for key, _, _ in found_files]
+        self.labels = [label_of(key) for key in self.keys]
+        self._sizes = [size for _, _, size in found_files]
+        # Only names that are not valid UTF-8 have a key that differs from their path.
+        self._odd = {row: name for row, (key, name, _) in enumerate(found_files) if name != key}
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def info(self) -> SourceInfo:
+        """The folder's own name, and a hash over keys and file sizes: content is not read for it."""
+        digest = hashlib.sha256()
+        for key, size in zip(self.keys, self._sizes, strict=True):
+            digest.update(f"{key}\0{size}\n".encode())
+        name = self.path.resolve().name or "root"
+        return SourceInfo(kind="folder", name=name, fingerprint=digest.hexdigest())
+
+    def read(self, row: int) -> GoodImage | BadImage:
+        """Decode one image; may be called from several threads."""
+        try:
+            data = (self.path / self._odd.get(row, self.keys[row])).read_bytes()
+        except OSError as exc:
+            return BadImage(status="unreadable", reason=f"the file cannot be read ({type(exc).__name__})")
+        return decode_image(data, self.max_pixels)
+
+
+def label_of(key: str) -> str | None:
+    """The first folder of a key, after a leading split folder: `train/cat/a/1.jpg` is a `cat`."""
+    folders = key.split("/")[:-1]
+    if folders and folders[0] in SPLITS:
+        folders = folders[1:]
+    return folders[0] if folders else None
+
+
+def _listing(path: Path) -> tuple[list[tuple[str, str, int]], Counter[str]]:
+    """Sorted (key, relative path, bytes) of the images, and the other files' extensions."""
+    images, others = [], Counter[str]()
+    for name, entry in _walk(path, "", ()):
+        extension = Path(entry.name).suffix.lower()
+        if extension not in EXTENSIONS:
+            others[extension or "no extension"] += 1
+        elif entry.is_file():
+            images.append((_key(name), name, entry.stat().st_size))
+        elif entry.is_symlink():
+            # A link to nothing is a row that cannot be read, not a row less.
+            images.append((_key(name), name, 0))
+        else:
+            others["not a file"] += 1  # a pipe or a socket: reading it would wait for ever
+    return sorted(images), others
+
+
+def _walk(
+    folder: Path, prefix: str, above: tuple[tuple[int, int], ...]
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Every file below, with its path relative to the start; `above` are the folders on the way here."""
+    try:
+        here = folder.stat()
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as exc:
+        raise ImageSourceError(f"the folder {folder} cannot be listed ({type(exc).__name__})") from exc
+    identity = (here.st_dev, here.st_ino)
+    if identity in above:
+        return
+    for entry in found:
+        if entry.is_dir():
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", (*above, identity))
+        else:
+            yield prefix + entry.name, entry
+
+
+def _key(name: str) -> str:
+    """A name as text that can be stored; bytes that are not UTF-8 are spelled out as `\\xNN`."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _nothing_found(path: Path, others: Counter[str]) -> str:
+    endings = " ".join(sorted(EXTENSIONS))
+    if not others:
+        return f"the folder {path} is empty; images are files that end in {endings}"
+    seen = ", ".join(ending for ending, _ in others.most_common(4))
+    return f"0 images among {others.total()} files ({seen}) in {path}; images are files that end in {endings}"

@@ -1,0 +1,39 @@
+"""What this machine offers an extraction: a device, cores and memory."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from activault.store.errors import ConfigError
+
+__all__ = ["choose_device", "memory_bytes", "num_cores"]
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; `auto` is the first there is of cuda, mps and cpu.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as exc:
+        raise ConfigError(f"device is auto, cpu, mps, cuda or cuda:N; got {name!r}") from exc
+    available = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if (device.index or 0) >= available.get(device.type, 0):
+        raise ConfigError(f"the device {name!r} is not available here; take auto or cpu")
+    return device
+
+
+def num_cores() -> int:
+    """Cores this process may use, which on a cluster are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Physical memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
