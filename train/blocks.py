@@ -146,10 +146,8 @@ class RecurrentBlock(nn.Module):
         self, x: Float[Tensor, "rows tokens dim"], depth: Float[Tensor, "depths 1"]
     ) -> Float[Tensor, "rows tokens dim"]:
         """The block applied once; `depth` holds one value for every row, or one for all of them."""
-        if self.depth is None:
-            x = x + self.ls1(self.attn(self.norm1(x)))
-            return x + self.ls2(self.mlp(self.norm2(x)))
-        attention, mlp, output = self.depth(depth)
-        x = x + attention * self.ls1(self.attn(self.norm1(x)))
-        x = x + mlp * self.ls2(self.mlp(self.norm2(x)))
-        return x * output
+        scales: tuple[Tensor, Tensor, Tensor] | None = self.depth(depth) if self.depth is not None else None
+        branch: Tensor = self.ls1(self.attn(self.norm1(x)))
+        x = x + (branch if scales is None else scales[0] * branch)
+        branch = self.ls2(self.mlp(self.norm2(x)))
+        return x + branch if scales is None else scales[2] * (x + scales[1] * branch)

@@ -70,7 +70,7 @@ def fit_head(
     x = (x - mean) * inverse
     weight = torch.zeros(num_classes, x.shape[1], dtype=torch.float64, requires_grad=True)
     bias = torch.zeros(num_classes, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS(
+    optimizer: torch.optim.Optimizer = torch.optim.LBFGS(
         [weight, bias],
         max_iter=MAX_ITERATIONS,
         tolerance_grad=TOLERANCE,
@@ -79,13 +79,13 @@ def fit_head(
         line_search_fn="strong_wolfe",
     )
 
-    def objective() -> Tensor:
+    def objective() -> float:
         optimizer.zero_grad()
         loss = functional.cross_entropy(x @ weight.T + bias, labels) + 0.5 * strength * weight.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
+        torch.autograd.backward(loss)
+        return float(loss.detach())
 
     with torch.enable_grad():
-        optimizer.step(objective)  # type: ignore[arg-type]
+        optimizer.step(objective)
     folded = weight.detach() * inverse
     return LinearHead(weight=folded, bias=bias.detach() - folded @ mean)

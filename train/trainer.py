@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from activault.store import ActivationLoader, Store
+from activault.store import ActivationLoader, Batch, Store
 from activault.store.errors import RunError
 
 from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomically
@@ -80,7 +80,7 @@ def run_stage(
     started, waited = time.perf_counter(), 0.0
     stage.module.train()
 
-    with closing(metrics), interrupt_flag() as interrupted, closing(loader.stream()) as batches:
+    with closing(metrics), interrupt_flag() as interrupted, closing(endless(loader)) as batches:
         while step < config.steps:
             asked = time.perf_counter()
             tokens = next(batches).tokens
@@ -97,13 +97,13 @@ def run_stage(
                 group["lr"] = rate
             loss = stage.objective(tokens.to(device), step)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            torch.autograd.backward(loss)
             norm = nn.utils.clip_grad_norm_(parameters, config.clip)
             optimizer.step()
             step += 1
             losses.add(loss.detach(), norm)
 
-            finished = step == config.steps
+            finished, stopping = step == config.steps, interrupted.is_set()
             if finished or step % config.log_every == 0:
                 mean, last_norm = losses.log(step)
                 seconds = time.perf_counter() - started
@@ -115,7 +115,7 @@ def run_stage(
                     seconds=seconds,
                     wait_seconds=waited,
                 )
-            if finished or interrupted.is_set() or step % config.checkpoint_every == 0:
+            if finished or stopping or step % config.checkpoint_every == 0:
                 losses.settle(step)
                 metrics.sync()
                 checkpoint = Checkpoint(
@@ -137,7 +137,7 @@ def run_stage(
                         wait_seconds=waited,
                     )
                 )
-            if interrupted.is_set():
+            if stopping:
                 raise KeyboardInterrupt
     assert losses.logged is not None, "a stage of at least one step has logged its last one"
     spent = time.perf_counter() - started
@@ -221,6 +221,11 @@ def _step_of(line: str) -> float:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf
+
+
+def endless(loader: ActivationLoader) -> Generator[Batch, None, None]:
+    """The loader's stream, to be closed, and its threads with it, whatever ends the loop."""
+    yield from loader.stream()
 
 
 @contextmanager

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from jaxtyping import install_import_hook
+
+from activault.store import Outcome, Store, create_store, open_store, plan_samples
+from activault.store.layout import KINDS, TokenLayout
+from activault.store.manifest import Manifest, Preprocessing, SourceInfo, TeacherInfo
 
 # Shapes in annotations are checked here and nowhere else; before anything imports the room.
 install_import_hook("activault.train", "beartype.beartype")
 
 import torch  # noqa: E402
+
+DIM, HEADS, NUM_LAYERS = 16, 2, 4
+LAYOUT = TokenLayout(num_cls=1, num_registers=1, grid=(2, 2))
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +30,93 @@ def _one_thread_and_a_seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+def smooth_layers(num_rows: int, num_tokens: int) -> np.ndarray:
+    """(layers, rows, tokens, dim): every layer a little further along a fixed rotation of the one before."""
+    rng = np.random.default_rng(5)
+    turn = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0]
+    layers = [rng.normal(size=(num_rows, num_tokens, DIM))]
+    for _ in range(NUM_LAYERS):
+        layers.append(layers[-1] + 0.4 * np.tanh(layers[-1] @ turn))
+    return np.stack(layers).astype(np.float32)
+
+
+MakeStore = Callable[..., Store]
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> MakeStore:
+    """`make_store(name, tokens=..., labels=..., ...)`: a complete store, float32 unless asked otherwise."""
+
+    def make(
+        name: str = "s.zarr",
+        *,
+        num_rows: int = 40,
+        tokens: np.ndarray | None = None,
+        labels: Sequence[str | None] | None = None,
+        keys: Sequence[str] | None = None,
+        layout: TokenLayout = LAYOUT,
+        layers: Sequence[int] = tuple(range(NUM_LAYERS + 1)),
+        kinds: Sequence[str] | None = None,
+        complete: bool = True,
+        **changes: Any,
+    ) -> Store:
+        tokens = smooth_layers(num_rows, layout.num_tokens) if tokens is None else tokens
+        num_rows = tokens.shape[1]
+        labels = [f"class{row % 2}" for row in range(num_rows)] if labels is None else labels
+        keys = (
+            [f"{'test' if row % 4 == 3 else 'train'}/{row}.png" for row in range(num_rows)]
+            if keys is None
+            else keys
+        )
+        manifest = Manifest(
+            num_rows=num_rows,
+            layers=tuple(layers),
+            kinds=tuple(kind for kind in KINDS if kind in (kinds or layout.kinds)),
+            layout=layout,
+            shard_rows=16,
+            chunk_rows=8,
+            teacher=TeacherInfo(
+                name="tiny",
+                architecture="tiny",
+                weights="random",
+                weights_sha256="0" * 64,
+                license="unknown",
+                num_blocks=NUM_LAYERS,
+                dim=DIM,
+                num_heads=HEADS,
+                timm_version="1",
+                torch_version="2",
+            ),
+            preprocessing=Preprocessing(
+                image_size=(4, 4),
+                resize=4,
+                interpolation="bicubic",
+                mean=(0.5, 0.5, 0.5),
+                std=(0.5, 0.5, 0.5),
+            ),
+            source=SourceInfo(kind="folder", name="none", fingerprint="0"),
+            row_seed=0,
+            **{"dtype": "float32", **changes},
+        )
+        path = tmp_path / name
+        writer = create_store(path, manifest, plan_samples(keys, labels, "none"), {})
+        for shard in writer.unfinished:
+            buffer = writer.buffer(shard)
+            rows = slice(buffer.rows.start, buffer.rows.stop)
+            for layer in layers:
+                buffer.write(layer, 0, np.ascontiguousarray(tokens[layer, rows]))
+            writer.publish(buffer, [Outcome(status="ok", width=4, height=4)] * len(buffer.rows))
+            if not complete:
+                break
+        if complete:
+            writer.complete()
+        return open_store(path)
+
+    return make
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> Store:
+    return make_store()

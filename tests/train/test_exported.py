@@ -1,0 +1,33 @@
+"""The room's public names, pinned."""
+
+from __future__ import annotations
+
+from activault import train
+
+
+def test_public_names() -> None:
+    assert sorted(train.__all__) == [
+        "ModelConfig",
+        "ProbeReport",
+        "ProbeScore",
+        "R2Accumulator",
+        "Raptor",
+        "RaptorConfig",
+        "RolloutMetrics",
+        "Run",
+        "RunSummary",
+        "Stage1Config",
+        "Stage2Config",
+        "StageConfig",
+        "StageProgress",
+        "StageResult",
+        "TrainRecipe",
+        "evaluate_rollout",
+        "load_recipe",
+        "load_run",
+        "parse_recipe",
+        "probe",
+        "repeated_blocks",
+        "train",
+    ]
+    assert all(hasattr(train, name) for name in train.__all__)

@@ -1,0 +1,202 @@
+"""The loop: resumes bit for bit wherever it is cut, logs no step twice, stops on what is no number."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from activault.store import Store
+from activault.store.errors import RunError
+from activault.train.checkpoint import Checkpoint
+from activault.train.closed_loop import closed_loop_stage
+from activault.train.raptor import Raptor, RaptorConfig
+from activault.train.recipe import Stage2Config
+from activault.train.stages import Stage, StageProgress, StageResult
+from activault.train.trainer import run_stage
+
+CONFIG = Stage2Config(
+    steps=23, batch_size=8, learning_rate=1e-2, warmup_steps=3, beta2=0.99, checkpoint_every=5, log_every=4
+)
+
+
+class Cut(Exception):  # noqa: N818
+    """Stands for whatever ends a process between two steps."""
+
+
+def make_stage(store: Store, config: Stage2Config = CONFIG) -> Stage:
+    torch.manual_seed(7)
+    model = Raptor(RaptorConfig(dim=16, num_heads=2, num_layers=4, cuts=(2,), layer_scale=0.1))
+    return closed_loop_stage(model, config, store, torch.device("cpu"))
+
+
+def run(
+    stage: Stage, folder: Path, store: Store, progress: Callable[[StageProgress], None] | None = None
+) -> StageResult:
+    return run_stage(
+        stage,
+        folder,
+        store=store,
+        rows=store.valid_rows[:30],
+        seed=1,
+        identity="i",
+        device=torch.device("cpu"),
+        progress=progress,
+    )
+
+
+def cut_at(step: int) -> Callable[[StageProgress], None]:
+    def progress(state: StageProgress) -> None:
+        if state.step == step:
+            raise Cut
+
+    return progress
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_weights(first: nn.Module, second: nn.Module) -> bool:
+    pairs = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.fixture
+def undisturbed(store: Store, tmp_path: Path) -> tuple[Stage, StageResult, list[dict[str, float]]]:
+    stage = make_stage(store)
+    result = run(stage, tmp_path / "whole", store)
+    return stage, result, lines(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("cuts", [(1,), (4,), (5,), (7, 16), (20, 21, 22), (23,)], ids=str)
+def test_cut_and_resumed_ends_with_the_same_weights(
+    store: Store,
+    tmp_path: Path,
+    undisturbed: tuple[Stage, StageResult, list[dict[str, float]]],
+    cuts: tuple[int, ...],
+) -> None:
+    whole, result, logged = undisturbed
+    for cut in cuts:
+        with pytest.raises(Cut):
+            run(make_stage(store), tmp_path / "cut", store, cut_at(cut))
+    torch.rand(3)  # what else was drawn in the meantime does not matter
+    stage = make_stage(store)
+    resumed = run(stage, tmp_path / "cut", store)
+    assert same_weights(stage.module, whole.module)
+    assert resumed.loss == result.loss
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path / "cut")] == [
+        (line["step"], line["loss"]) for line in logged
+    ]
+
+
+def test_it_learns(undisturbed: tuple[Stage, StageResult, list[dict[str, float]]]) -> None:
+    _, result, logged = undisturbed
+    assert [line["step"] for line in logged] == [4, 8, 12, 16, 20, 23]
+    assert result.loss == logged[-1]["loss"] < 0.8 * logged[0]["loss"]
+    assert all(0 <= line["wait_seconds"] <= line["seconds"] for line in logged)
+
+
+def test_finished_stage_is_not_run_again(store: Store, tmp_path: Path) -> None:
+    stage = make_stage(store)
+    first = run(stage, tmp_path / "s", store)
+    told: list[StageProgress] = []
+    again = make_stage(store)
+    second = run(again, tmp_path / "s", store, told.append)
+    assert told == []
+    assert same_weights(again.module, stage.module)
+    assert (second.loss, second.steps) == (first.loss, first.steps)
+
+
+def test_ctrl_c_saves_the_step_that_was_under_way(store: Store, tmp_path: Path) -> None:
+    def press(state: StageProgress) -> None:
+        if state.step == 7:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(make_stage(store), tmp_path / "s", store, press)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert json.loads((tmp_path / "s" / "checkpoint.json").read_text())["step"] == 8
+    whole, stage = make_stage(store), make_stage(store)
+    run(whole, tmp_path / "whole", store)
+    run(stage, tmp_path / "s", store)
+    assert same_weights(stage.module, whole.module)
+
+
+def test_second_ctrl_c_does_not_wait(store: Store, tmp_path: Path) -> None:
+    def press(state: StageProgress) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(make_stage(store), tmp_path / "s", store, press)
+    assert not (tmp_path / "s" / "checkpoint.json").exists()
+
+
+def test_unfinished_last_line_of_a_killed_process_is_dropped(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(Cut):
+        run(make_stage(store), tmp_path / "s", store, cut_at(12))
+    with (tmp_path / "s" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 12, "lo')
+    run(make_stage(store), tmp_path / "s", store)
+    assert [line["step"] for line in lines(tmp_path / "s")] == [4, 8, 12, 16, 20, 23]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_loss_that_is_no_number_stops_with_stage_and_step(store: Store, tmp_path: Path, value: float) -> None:
+    stage = make_stage(store)
+
+    def objective(tokens: Tensor, step: int) -> Tensor:
+        return stage.objective(tokens, step) * (value if step == 9 else 1.0)
+
+    broken = Stage(
+        name="broken", config=CONFIG, module=stage.module, layers=stage.layers, objective=objective
+    )
+    message = (
+        r"stage broken has loss (nan|inf) and gradient norm (nan|inf) at step 10 of 23; lower learning_rate"
+    )
+    with pytest.raises(RunError, match=message):
+        run(broken, tmp_path / "s", store)
+    saved = Checkpoint(
+        **{
+            key: entry
+            for key, entry in json.loads((tmp_path / "s" / "checkpoint.json").read_text()).items()
+            if key not in ("version", "tensors")
+        }
+    )
+    assert saved.step == 5, "the last checkpoint before the fault stays"
+
+
+def test_batches_differ_between_epochs_and_cover_the_rows(store: Store, tmp_path: Path) -> None:
+    """Defect of the reference: the same groups of rows in every epoch."""
+    stage, seen = make_stage(store, CONFIG.model_copy(update={"steps": 6, "batch_size": 10})), []
+
+    def objective(tokens: Tensor, step: int) -> Tensor:
+        seen.append({tuple(row[0, 0, :3].tolist()) for row in tokens})
+        return stage.objective(tokens, step)
+
+    run(
+        Stage(
+            name="s",
+            config=stage.config.model_copy(update={"steps": 6}),
+            module=stage.module,
+            layers=stage.layers,
+            objective=objective,
+        ),
+        tmp_path / "s",
+        store,
+    )
+    first, second = seen[:3], seen[3:]
+    assert len(set.union(*first)) == len(set.union(*second)) == 30
+    assert not any(batch in second for batch in first)
+
+
+def test_fewer_rows_than_a_batch_still_train(store: Store, tmp_path: Path) -> None:
+    stage = make_stage(store, CONFIG.model_copy(update={"batch_size": 64}))
+    assert run(stage, tmp_path / "s", store).steps == 23
