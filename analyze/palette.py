@@ -1,8 +1,8 @@
 """The figures' colours: a name a role, and what it is on a light and on a dark page.
 
 Figures are drawn once, with a marker colour for every role; `svg.finish` turns the markers into CSS
-variables, and `css` gives the variables their values for both schemes. Hues are those of Okabe and Ito (distinct to
-colour-blind readers), darkened or lightened until text in them has a contrast of 4.5 or more on the page.
+variables, and `css` gives the variables their values for both schemes. Hues are those of Okabe and Ito
+(distinct to colour-blind readers), darkened or lightened until text in them has a contrast of 4.5 or more.
 """
 
 from __future__ import annotations
