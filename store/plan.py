@@ -8,6 +8,7 @@ exactly once an epoch, every chunk is read once an epoch, and nothing depends on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,10 @@ class EpochPlan:
     batch_size: int
     num_batches: int
 
+    @cached_property
+    def _starts(self) -> Int64:
+        return np.array([pool.start for pool in self.pools], np.int64)
+
     def span(self, batch: int) -> range:
         """Places of one batch's rows in the epoch."""
         return range(batch * self.batch_size, min((batch + 1) * self.batch_size, len(self.rows)))
@@ -51,9 +56,8 @@ class EpochPlan:
     def pools_of(self, batch: int) -> range:
         """Numbers of the pools that one batch takes rows from."""
         span = self.span(batch)
-        starts = [pool.start for pool in self.pools]
-        first = int(np.searchsorted(starts, span.start, side="right")) - 1
-        last = int(np.searchsorted(starts, span.stop - 1, side="right")) - 1
+        first = int(np.searchsorted(self._starts, span.start, side="right")) - 1
+        last = int(np.searchsorted(self._starts, span.stop - 1, side="right")) - 1
         return range(first, last + 1)
 
 

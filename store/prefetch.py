@@ -31,7 +31,7 @@ class _PoolRead:
     """A pool that is being read."""
 
     values: npt.NDArray[Any]
-    """(rows, layers, tokens, dim) in the pool's order, so that a batch is a run of it."""
+    """(rows or more, layers, tokens, dim) in the pool's order, so that a batch is a run of it."""
     jobs: Sequence[Future[None]]
 
     def wait(self) -> None:
@@ -59,6 +59,7 @@ class Execution:
         self._kinds = kinds
         self._dtype = dtype
         self._pools: dict[int, _PoolRead] = {}
+        self._spare: list[npt.NDArray[Any]] = []
         self._readers = ThreadPoolExecutor(num_threads, "activault-pool") if num_threads else None
         # Batches are cut on a thread of their own: behind the next pool's reads they would wait for all of
         # them.
@@ -72,6 +73,7 @@ class Execution:
             if threads is not None:
                 threads.shutdown(cancel_futures=True)
         self._pools.clear()
+        self._spare.clear()
 
     def batches(self, first: int) -> Iterator[tuple[range, torch.Tensor]]:
         """`(places in the epoch, tokens)` of every batch from number `first` on."""
@@ -89,10 +91,9 @@ class Execution:
             yield plan.span(batch), tokens
 
     def _turn_over(self, pools: range) -> None:
-        """Let go of the pools before a batch that is cut, and read the one after it."""
+        """Let go of the pools that a batch, now cut, has emptied, and read the one after it."""
         for number in [number for number in self._pools if number < pools[-1]]:
-            if number < pools[0] or self._plan.pools[number].stop <= self._plan.pools[pools[-1]].start:
-                del self._pools[number]
+            self._spare.append(self._pools.pop(number).values)
         if self._readers is not None and pools.stop < len(self._plan.pools):
             self._start(pools.stop)
 
@@ -108,10 +109,20 @@ class Execution:
     def _start(self, number: int) -> _PoolRead:
         """The read of one pool, begun if it is not yet."""
         if number not in self._pools:
-            pool = self._plan.pools[number]
-            values, jobs = read_jobs(self._source, pool.rows, self._layers, self._kinds, self._dtype)
+            rows = self._plan.pools[number].rows
+            values = self._space()
+            jobs = read_jobs(self._source, rows, self._layers, self._kinds, values[: len(rows)])
             self._pools[number] = _PoolRead(values, [_call(self._readers, job) for job in jobs])
         return self._pools[number]
+
+    def _space(self) -> npt.NDArray[Any]:
+        """Room for the largest pool, out of a pool that was let go: new pages would be faulted in each time."""
+        if self._spare:
+            return self._spare.pop()
+        num_rows = max(len(pool.rows) for pool in self._plan.pools)
+        manifest = self._source.manifest
+        num_tokens = sum(manifest.layout.count(kind) for kind in self._kinds)
+        return np.empty((num_rows, len(self._layers), num_tokens, manifest.dim), self._dtype)
 
 
 def _call(threads: ThreadPoolExecutor | None, work: Callable[[], Result]) -> Future[Result]:

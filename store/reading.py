@@ -102,31 +102,26 @@ def read_jobs(
     rows: Int64,
     layers: Sequence[int],
     kinds: Sequence[TokenKind],
-    dtype: npt.DTypeLike,
-) -> tuple[npt.NDArray[Any], list[Callable[[], None]]]:
-    """The array (rows, layers, tokens, dim) that a read fills, and the jobs that fill it, in any order.
+    out: npt.NDArray[Any],
+) -> list[Callable[[], None]]:
+    """Jobs that together fill `out`; each decompresses one inner chunk, none writes where another does.
 
-    Each job decompresses one inner chunk; none of them touches what another writes.
-
-    Raises:
-        IncompleteStoreError: a row's shard is not finished; raised before anything is allocated.
-        CorruptStoreError: a shard's record was altered.
+    Args:
+        source: the store.
+        rows: row numbers, any order, repeats allowed.
+        layers: which layers, in the order wanted.
+        kinds: which kinds, in the layout's order.
+        out: (rows, layers, tokens, dim), float32 or uint16 for bfloat16 bit patterns.
     """
-    manifest = source.manifest
-    counts = [manifest.layout.count(kind) for kind in kinds]
-    parts = list(by_chunk(rows, manifest.chunk_rows))
-    for shard in sorted({part.chunk // manifest.chunks_per_shard for part in parts}):
-        source.record(shard)
-    out = np.empty((len(rows), len(layers), sum(counts), manifest.dim), dtype)
     jobs: list[Callable[[], None]] = []
-    for part in parts:
+    for part in by_chunk(rows, source.manifest.chunk_rows):
         for place, layer in enumerate(layers):
             start = 0
-            for kind, count in zip(kinds, counts, strict=True):
-                span = out[:, place, start : start + count]
-                jobs.append(partial(source.read, part, ArrayKey(layer, kind), span))
-                start += count
-    return out, jobs
+            for kind in kinds:
+                stop = start + source.manifest.layout.count(kind)
+                jobs.append(partial(source.read, part, ArrayKey(layer, kind), out[:, place, start:stop]))
+                start = stop
+    return jobs
 
 
 def read_rows(
@@ -141,10 +136,15 @@ def read_rows(
         kinds: which kinds, in the layout's order.
 
     Raises:
-        IncompleteStoreError: a row's shard is not finished.
+        IncompleteStoreError: a row's shard is not finished; raised before anything is allocated.
         CorruptStoreError: see `ChunkSource.read`.
     """
-    out, jobs = read_jobs(source, rows, layers, kinds, np.float32)
+    manifest = source.manifest
+    for shard in np.unique(rows // manifest.shard_rows).tolist():
+        source.record(shard)
+    num_tokens = sum(manifest.layout.count(kind) for kind in kinds)
+    out = np.empty((len(rows), len(layers), num_tokens, manifest.dim), np.float32)
+    jobs = read_jobs(source, rows, layers, kinds, out)
     num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(jobs))
     if num_threads < 2:
         for job in jobs:

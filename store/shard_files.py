@@ -24,6 +24,7 @@ from .records import ArrayFile, ArrayKey, array_file, array_folder
 __all__ = ["ShardFile", "write_shard_file"]
 
 Float32 = npt.NDArray[np.float32]
+_CHUNKS_AT_ONCE: Final = 2
 _ABSENT: Final = 2**64 - 1
 """An index entry of a chunk that was never written."""
 
@@ -46,7 +47,9 @@ def write_shard_file(
     rows = manifest.shard_range(shard)
     folder = store / array_folder(array.layer, array.kind)
     target: Any = zarr.open_array(str(folder), mode="r+", zarr_format=3)
-    target.with_config({"write_empty_chunks": True})[rows.start : rows.stop] = values
+    # Chunks are compressed a few at a time: zarr's ten at once would hold ten more copies of a chunk.
+    with zarr.config.set({"async.concurrency": _CHUNKS_AT_ONCE}):
+        target.with_config({"write_empty_chunks": True})[rows.start : rows.stop] = values
     sync_file(file)
     sync_file(file.parent)
     return ArrayFile(path=path, bytes=file.stat().st_size, hash=file_xxh3(file), values=xxh3(values))

@@ -24,8 +24,8 @@ from .records import ArrayKey, FileRecord, arrays_of
 __all__ = ["ChannelStats", "merge", "merge_all", "read_statistics", "statistics_bytes", "statistics_of"]
 
 Float64 = npt.NDArray[np.float64]
-_BLOCK_VALUES = 1 << 15
-"""Values in float64 at a time: 256 KiB, in a core's own cache."""
+_BLOCK_VALUES = 1 << 16
+"""Values in float64 at a time: 512 KiB, in a core's own cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +65,19 @@ def statistics_of(values: npt.NDArray[np.float32]) -> ChannelStats:
     step = max(1, _BLOCK_VALUES // dim)
     total = ChannelStats.empty(dim)
     for start in range(0, len(tokens), step):
-        block = tokens[start : start + step].astype(np.float64)
-        absmax = np.maximum(block.max(axis=0), -block.min(axis=0))
-        mean = block.mean(axis=0)
-        block -= mean
-        total = merge(total, ChannelStats(len(block), mean, np.einsum("td,td->d", block, block), absmax))
+        block = tokens[start : start + step]
+        # The first token as the first pivot: a channel that never changes then has exactly no variance.
+        total = merge(total, _of_block(block, total.mean if total.count else block[0].astype(np.float64)))
     return total
+
+
+def _of_block(tokens: npt.NDArray[np.float32], pivot: Float64) -> ChannelStats:
+    """Statistics of (tokens, dim), from sums about a pivot near the mean: one pass less than about the mean."""
+    absmax = np.abs(tokens).max(axis=0).astype(np.float64)
+    gaps = np.subtract(tokens, pivot, dtype=np.float64)
+    shift = np.add.reduce(gaps, axis=0) / len(tokens)
+    m2 = np.einsum("td,td->d", gaps, gaps) - len(tokens) * shift * shift
+    return ChannelStats(len(tokens), pivot + shift, np.maximum(m2, 0.0), absmax)
 
 
 def merge(first: ChannelStats, second: ChannelStats) -> ChannelStats:

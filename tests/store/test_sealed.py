@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from activault.store.errors import CorruptStoreError
+from activault.store.sealed import read_sealed, write_sealed
+
+SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
+TABLE = pa.table({"a": [1, 2, 3], "b": ["x", None, "z"]}, schema=SCHEMA)
+
+
+def test_a_sealed_file_is_plain_parquet(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "t.parquet", TABLE, {"more": "words"})
+    assert pq.read_table(tmp_path / "t.parquet").equals(TABLE)
+    table, metadata, _ = read_sealed(tmp_path / "t.parquet", SCHEMA)
+    assert table.equals(TABLE)
+    assert metadata["more"] == "words"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(st.data())
+def test_any_altered_byte_is_seen(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "t.parquet"
+    write_sealed(path, TABLE)
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    with pytest.raises(CorruptStoreError, match="its seal disagrees"):
+        read_sealed(path, SCHEMA)
+
+
+@pytest.mark.parametrize("size", [0, 10, 500])
+def test_a_truncated_file_is_seen(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "t.parquet"
+    write_sealed(path, TABLE)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(CorruptStoreError, match="its seal disagrees"):
+        read_sealed(path, SCHEMA)
+
+
+def test_other_columns_are_refused(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "t.parquet", TABLE)
+    with pytest.raises(CorruptStoreError, match=r"must have the columns \['c'\]"):
+        read_sealed(tmp_path / "t.parquet", pa.schema([("c", pa.int64())]))
