@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activault.store import (
+    ConfigError,
+    NotAStoreError,
+    Preprocessing,
+    StoreMismatchError,
+    create_store,
+    open_store,
+    plan_samples,
+)
+
+from .conftest import PREPROCESSING, TEACHER, MakePlan, Plan, make_manifest, write_teacher
+
+
+def test_planning_makes_an_empty_store_that_opens(plan: Plan) -> None:
+    plan.open()
+    store = open_store(plan.path)
+    assert store.manifest == plan.manifest
+    assert not store.complete
+    assert len(store.finished_rows) == 0
+    assert store.samples["status"].to_pylist() == ["pending"] * 50
+    assert (store.teacher_dir / "config.json").read_text() == "{}"
+
+
+def test_teacher_files_may_be_given_by_name(make_plan: MakePlan, tmp_path: Path) -> None:
+    plan = make_plan()
+    (tmp_path / "weights").write_bytes(b"12")
+    create_store(plan.path, plan.manifest, plan.samples, {"model.safetensors": tmp_path / "weights"})
+    assert (open_store(plan.path).teacher_dir / "model.safetensors").read_bytes() == b"12"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "float32"}, "dtype is 'bfloat16' there and 'float32' here"),
+        ({"layers": (0, 2)}, r"layers is \[0, 2, 4\] there and \[0, 2\] here"),
+        ({"row_seed": 3}, "row_seed is 0 there and 3 here"),
+        ({"teacher": TEACHER.model_copy(update={"name": "other"})}, "teacher.name is 'tiny' there and 'other' here"),
+        (
+            {"preprocessing": Preprocessing(**PREPROCESSING.model_dump() | {"resize": 9})},
+            "preprocessing.resize is 28 there and 9 here",
+        ),
+    ],
+)
+def test_another_manifest_is_refused_with_the_field(plan: Plan, changes: dict[str, Any], message: str) -> None:
+    plan.open()
+    before = (plan.path / "zarr.json").read_bytes()
+    with pytest.raises(StoreMismatchError, match=message):
+        create_store(plan.path, make_manifest(**changes), plan.samples, write_teacher)
+    assert (plan.path / "zarr.json").read_bytes() == before
+
+
+def test_other_images_are_refused_with_the_row(plan: Plan) -> None:
+    plan.open()
+    keys = plan.samples["key"].to_pylist()
+    keys[4] = "another.jpg"
+    samples = plan_samples(keys, plan.samples["label"].to_pylist(), "images")
+    with pytest.raises(StoreMismatchError, match="the key of row 4 is 'folder/004.jpg' there and 'another.jpg' here"):
+        create_store(plan.path, plan.manifest, samples, write_teacher)
+
+
+def test_a_foreign_folder_is_left_alone(plan: Plan) -> None:
+    plan.path.mkdir()
+    (plan.path / "thesis.txt").write_text("mine")
+    with pytest.raises(NotAStoreError, match="exists and is not an activation store"):
+        plan.open()
+    assert [file.name for file in plan.path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_is_left_alone(plan: Plan) -> None:
+    plan.path.write_text("mine")
+    with pytest.raises(NotAStoreError, match="is a file, not an activation store"):
+        plan.open()
+
+
+def test_an_empty_folder_may_be_planned(plan: Plan) -> None:
+    plan.path.mkdir()
+    assert plan.write().complete
+
+
+def test_a_half_planned_store_is_planned_again(plan: Plan) -> None:
+    def interrupted(folder: Path) -> None:
+        (folder / "left.bin").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        create_store(plan.path, plan.manifest, plan.samples, interrupted)
+    with pytest.raises(NotAStoreError, match="planning was interrupted"):
+        open_store(plan.path)
+    assert plan.write().complete
+    assert sorted(file.name for file in (plan.path / "teacher").iterdir()) == ["config.json", "model.safetensors"]
+    assert not (plan.path / ".planning").exists()
+
+
+def test_samples_of_another_number_are_refused(plan: Plan) -> None:
+    with pytest.raises(ConfigError, match="one for each of 50 rows; got 1"):
+        create_store(plan.path, plan.manifest, plan_samples(["a"], [None], "images"), write_teacher)
