@@ -102,11 +102,11 @@ def train(
     if not len(rows):
         raise ConfigError(f"the store has no rows in split {recipe.split!r}; set split = 'all'")
     config = raptor_config(recipe, store, cuts)
-    identity = _open_run(out, recipe, config, store)
     # The random state is the run's own: the same whatever was drawn before, and the caller's is left alone.
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if chosen.type == "cuda" else []):
         torch.manual_seed(recipe.seed)
         model = _initial_model(recipe, config, teacher_blocks).to(chosen)
+        identity = _open_run(out, recipe, config, store)
         results = []
         for stage in _stages(recipe, model, store, chosen):
             seed = _stage_seed(recipe.seed, stage.name)

@@ -195,13 +195,13 @@ class MetricsFile:
     def __init__(self, path: Path, *, last_step: int) -> None:
         if path.exists():
             kept = [
-                line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= last_step
+                line for line in path.read_text(encoding="utf-8").splitlines() if _is_up_to(last_step, line)
             ]
             text = "".join(line + "\n" for line in kept)
             write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, **values: float) -> None:
+    def write(self, **values: int | float) -> None:
         """Append one line."""
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
@@ -215,12 +215,12 @@ class MetricsFile:
         self._file.close()
 
 
-def _step_of(line: str) -> float:
-    """Step of a line; a line that a killed writer left unfinished counts as later than any."""
+def _is_up_to(last_step: int, line: str) -> bool:
+    """Whether a line is of this step or one before; what a killed writer left unfinished is of none."""
     try:
-        return int(json.loads(line)["step"])
+        return int(json.loads(line)["step"]) <= last_step
     except (ValueError, KeyError, TypeError):
-        return math.inf
+        return False
 
 
 def endless(loader: ActivationLoader) -> Generator[Batch, None, None]:
