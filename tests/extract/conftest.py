@@ -1,0 +1,70 @@
+"""One thread, checked shapes, tiny random teachers, and folders of small images."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jaxtyping import install_import_hook
+
+# Shapes in annotations are checked here and nowhere else; before anything imports the room.
+install_import_hook("activault.extract", "beartype.beartype")
+
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from activault.extract.backbone import Backbone, load_backbone, save_teacher  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Backbone:
+    """timm's smallest test ViT with random weights: 6 blocks, 64 wide, 2x2 patches of 16 pixels."""
+    return load_backbone("test_vit", image_size=32, resize=32, random_seed=0)
+
+
+@pytest.fixture(scope="session")
+def tiny_weights(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny teacher's weights as a file."""
+    folder = tmp_path_factory.mktemp("tiny")
+    save_teacher(tiny, folder)
+    return folder / "model.safetensors"
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    """A colour of its own for each number below 1,000."""
+    red, green, blue = colorsys.hsv_to_rgb((number * 0.618) % 1.0, 0.4 + 0.5 * (number % 7) / 7, 0.9)
+    return int(red * 255), int(green * 255), int(blue * 255)
+
+
+MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> MakeFolder:
+    """`make_folder(count)`: PNGs of 32x32 pixels, number i in one colour, in the class folder `i % 3`."""
+
+    def make(count: int, name: str = "photos") -> Path:
+        for number in range(count):
+            place = tmp_path / name / f"class{number % 3}"
+            place.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), colour(number)).save(place / f"{number:03d}.png")
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def noise() -> np.ndarray:
+    """(40, 60, 3) uint8: an image that no two places of are alike."""
+    return np.random.default_rng(3).integers(0, 256, (40, 60, 3), dtype=np.uint8)
