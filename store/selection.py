@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +68,7 @@ def by_chunk(rows: Int64, chunk_rows: int) -> Iterator[ChunkRows]:
     order = np.argsort(rows, kind="stable")
     chunks = rows[order] // chunk_rows
     starts = np.flatnonzero(np.diff(chunks, prepend=-1))
-    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+    for start, stop in pairwise([*starts.tolist(), len(rows)]):
         places = order[start:stop]
         chunk = int(chunks[start])
         yield ChunkRows(chunk, rows[places] - chunk * chunk_rows, places)

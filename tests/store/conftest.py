@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +135,20 @@ def plan(make_plan: MakePlan) -> Plan:
     return make_plan(bad_rows=(7, 20))
 
 
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A complete store, written once; not to be changed."""
+    plan = Plan(tmp_path_factory.mktemp("written") / "a.zarr", make_manifest(), frozenset((7, 20)))
+    plan.write()
+    return plan
+
+
 @pytest.fixture
-def store(plan: Plan) -> Store:
-    return plan.write()
+def store(written: Plan) -> Store:
+    return open_store(written.path)
+
+
+@pytest.fixture
+def copy(written: Plan, tmp_path: Path) -> Path:
+    """The same store, to be damaged."""
+    return shutil.copytree(written.path, tmp_path / "copy.zarr")
