@@ -81,9 +81,9 @@ def convergence_findings(dynamics: Dynamics) -> list[str]:
 
 def _half(curve: Curve) -> str:
     for layer, value in zip(curve.layers, curve.mean, strict=True):
-        if value >= 0.5:
-            return f"reaches 0.5 at layer {layer}"
-    return "never reaches 0.5"
+        if value >= 0.5 and layer != curve.layers[-1]:
+            return f"0.5 is reached at layer {layer}"
+    return "under 0.5 until the last layer"
 
 
 def speed_findings(dynamics: Dynamics, cuts: Sequence[int]) -> list[str]:
@@ -145,8 +145,8 @@ def r2_findings(rows: Sequence[R2Row]) -> list[str]:
             )
         constant = [row.layer for row in rows if row.kind == kind and row.value is None]
         if constant:
-            where = ", ".join(map(str, constant))
-            lines.append(f"{KIND_NAMES.get(kind, kind)}: constant at layer {where}, where R2 means nothing.")
+            name, where = KIND_NAMES.get(kind, kind), ", ".join(map(str, constant))
+            lines.append(f"{name}: constant at layer {where}, where R\N{SUPERSCRIPT TWO} means nothing.")
     return lines
 
 

@@ -48,7 +48,7 @@ figcaption { font-size: .88rem; margin-top: 6px }
 svg.figure { display: block; width: 100%; height: auto; overflow: visible }
 .beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(320px, 100%), 1fr));
   gap: 4px 40px; margin: 14px 0 }
-.beside ul { margin: 0; padding-left: 1.1em }
+section ul { margin: 0 0 .8em; padding-left: 1.1em }
 details { margin: 10px 0 4px }
 summary { cursor: pointer; color: var(--fig-blue) }
 .scroll { overflow-x: auto }
@@ -155,30 +155,32 @@ def _section(section: Section) -> str:
         f"<figure>{figure.svg}<figcaption>{escape(figure.caption)}</figcaption></figure>"
         for figure in section.figures
     )
+    reading = f"<div><h3>How to read it</h3><p>{escape(section.reading)}</p></div>" if section.reading else ""
+    # A single figure leaves room beside it: what belongs to it stands there instead of below.
+    alone = len(section.figures) == 1
     parts = [
         f'<section id="{escape(section.slug)}">',
         f"<h2>{escape(section.title)}</h2>",
         f"<p>{escape(section.asks)}</p>",
-        f'<div class="figures">{figures}</div>' if figures else "",
-        f'<div class="reading"><h3>How to read it</h3><p>{escape(section.reading)}</p></div>'
-        if section.reading
-        else "",
-        _beside(section),
+        f'<div class="figures">{figures}<div>{reading}{_here(section)}{_published(section)}</div></div>'
+        if alone
+        else f'<div class="figures">{figures}</div>' + reading,
+        "" if alone else f'<div class="beside">{_here(section)}{_published(section)}</div>',
         _table(section.table, folded=section.folded) if section.table else "",
         "</section>",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _beside(section: Section) -> str:
-    published = (
-        f'<div class="published"><h3>Published</h3><p>{escape(section.published)}</p></div>'
-        if section.published
-        else ""
-    )
+def _here(section: Section) -> str:
     items = "".join(f"<li>{escape(line)}</li>" for line in section.here)
-    here = f"<div><h3>Here</h3><ul>{items}</ul></div>" if items else ""
-    return f'<div class="beside">{here}{published}</div>' if here or published else ""
+    return f"<div><h3>Here</h3><ul>{items}</ul></div>" if items else ""
+
+
+def _published(section: Section) -> str:
+    if not section.published:
+        return ""
+    return f'<div class="published"><h3>Published</h3><p>{escape(section.published)}</p></div>'
 
 
 def _table(table: Table, *, folded: bool) -> str:

@@ -2,7 +2,8 @@
 
 Figures are drawn once, with a marker colour for every role; `svg.finish` turns the markers into CSS
 variables, and `css` gives the variables their values for both schemes. Hues are those of Okabe and Ito
-(distinct to colour-blind readers), darkened or lightened until text in them has a contrast of 4.5 or more.
+(distinct to colour-blind readers), darkened or lightened until text in them has a contrast of 4.5 or more;
+amber and grey are for areas only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ COLORS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "green": ("#00785a", "#3fcf9f"),
         "purple": ("#97407a", "#e59cca"),
         "gold": ("#8a6500", "#e8c04a"),
+        "amber": ("#b98307", "#e8c04a"),
         "grey": ("#7b8591", "#7f8a97"),
     }
 )

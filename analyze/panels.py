@@ -59,18 +59,14 @@ def phase_panel(found: Sequence[Phases], slug: str) -> str:
 
 
 def cost_panel(curve: Sequence[Phases], chosen: int, slug: str) -> str:
-    """Cost of the best and the second-best division against k, the chosen k ringed."""
+    """Cost of the best division against k, the chosen k ringed."""
     ks = [phases.k for phases in curve]
-    best = Line(name="best", role="green", x=ks, y=[phases.value for phases in curve])
-    second = Line(
-        name="second best", role="grey", x=ks, y=[phases.second_value for phases in curve], dashed=True
-    )
+    cost = curve[0].cost
     chart = LineChart(
-        lines=(second, best),
+        lines=[Line(name=cost, role="green", x=ks, y=[phases.value for phases in curve])],
         x_title="number of phases k",
-        y_title=f"{curve[0].cost} cost, summed over the phases",
+        y_title="cost of the best division, summed over its phases",
         highlight=chosen,
-        key={"best": False, "second best": True},
     )
     return draw_lines(chart, slug=slug, label=f"Cost against the number of phases; k = {chosen} is ringed")
 
@@ -117,7 +113,8 @@ def rank_panel(analysis: StoreAnalysis, spans: Sequence[tuple[int, int]], slug: 
 def r2_panel(rows: Sequence[R2Row], spans: Sequence[tuple[int, int]], slug: str) -> str:
     """R2 of the roll-out against the layer, by token kind; below `R2_FLOOR` as arrows with numbers."""
     lines = []
-    for kind in dict.fromkeys(row.kind for row in rows):
+    # All tokens first, so that the kinds are drawn over their mean.
+    for kind in sorted(dict.fromkeys(row.kind for row in rows), key=lambda kind: kind != "all"):
         mine = sorted((row for row in rows if row.kind == kind), key=lambda row: row.layer)
         x, y = [row.layer for row in mine], [row.value for row in mine]
         lines.append(Line(name=KIND_NAMES.get(kind, kind), role=KIND_ROLES.get(kind, "gold"), x=x, y=y))
@@ -141,9 +138,8 @@ def probe_panel(rows: Sequence[ProbeRow], slug: str) -> str:
             group=f"{row.head} head",
             name=row.name,
             value=row.accuracy,
-            text=f"{100 * row.accuracy:.1f} %"
-            + ("" if row.name == "teacher" else f"   {percent(row.retention)} kept"),
-            role=roles.get(row.name, "gold"),
+            text=f"{100 * row.accuracy:.1f} %" + _kept(row),
+            role=roles.get(row.name, "amber"),
         )
         for head in dict.fromkeys(row.head for row in rows)
         for row in rows
@@ -167,6 +163,10 @@ def loss_panel(curves: Sequence[LossCurve], slug: str) -> str:
 def percent(share: float) -> str:
     """A share as people write it: `96 %`, and `99.7 %` where rounding would say 100."""
     return f"{100 * share:.0f} %" if not 0.995 <= share < 1 else f"{100 * share:.1f} %"
+
+
+def _kept(row: ProbeRow) -> str:
+    return "" if row.name == "teacher" else f" \N{MIDDLE DOT} keeps {percent(row.retention)}"
 
 
 def _models(analysis: StoreAnalysis) -> list[tuple[ModelAnalysis, bool]]:

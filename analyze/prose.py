@@ -130,10 +130,10 @@ R2 = Prose(
     title="How closely the surrogate follows",
     asks=_flow("""
         Rolled out from layer 0 alone, does the surrogate reproduce every layer of the teacher, not only the
-        last? R2 for each layer and token kind, on rows that it was not trained on.
+        last? R² for each layer and token kind, on rows that it was not trained on.
     """),
     reading=_flow("""
-        R2 is 1 minus squared error over squared distance from the mean of each channel, over all rows and
+        R² is 1 minus squared error over squared distance from the mean of each channel, over all rows and
         tokens of the kind: 1 is perfect, 0 no better than the mean. Kinds that vary little between images,
         such as CLS in early layers, are hard by this measure.
     """),

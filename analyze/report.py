@@ -18,6 +18,8 @@ from .sections import run_sections, store_sections
 
 __all__ = ["write_report"]
 
+JOINED = "\N{NON-BREAKING HYPHEN}"
+
 
 def write_report(out: Path, inputs: ReportInputs) -> Path:
     """Write the report and its numbers into a folder, which is made if it is not there.
@@ -43,11 +45,11 @@ def _page(inputs: ReportInputs) -> str:
         notes.append(f"Left out, because no results were given: {'; '.join(absent)}.")
     height, width = store.image_size
     return render_page(
-        title=f"Activations of {store.teacher}, layer by layer",
+        title=f"{'The demo teacher' if store.teacher == 'demo' else store.teacher}, layer by layer",
         lead=(
             f"{store.architecture} on {inputs.analysis.num_rows:,} images of {store.source} at "
             f"{height} \N{MULTIPLICATION SIGN} {width} pixels"
-            + (" with its block-recurrent surrogate beside it." if inputs.analysis.surrogate else ".")
+            + (", with its block-recurrent surrogate beside it." if inputs.analysis.surrogate else ".")
         ),
         tiles=_tiles(inputs),
         notes=notes,
@@ -81,8 +83,8 @@ def _tiles(inputs: ReportInputs) -> list[Tile]:
             text=f"stored, 1 / {ratio:.2f} of float32 ({_size(store.float32_bytes)})",
         ),
         Tile(
-            value=" | ".join(f"{a}-{e}" if e > a else str(a) for a, e in inputs.spans),
-            text=f"layers of the {len(inputs.spans)} phases",
+            value=f"{len(inputs.spans)} phases" if inputs.cuts else "1 phase",
+            text="layers " + ", ".join(f"{a}{JOINED}{e}" if e > a else str(a) for a, e in inputs.spans),
         ),
     ]
     tiles += [

@@ -88,7 +88,7 @@ def _phases(inputs: ReportInputs) -> Section:
         Figure(svg=panels.phase_panel(analysis.phases, "phases-strips"), caption=strips),
         Figure(
             svg=panels.cost_panel(analysis.curve, chosen, "phases-cost"),
-            caption=f"Cost against k. Ringed: k = {chosen}, as in the other figures.",
+            caption=f"Ringed: k = {chosen}, as in the other figures.",
         ),
     ]
     here = findings.phase_findings(analysis.phases, analysis.num_resamples)
@@ -196,7 +196,7 @@ def _probes(inputs: ReportInputs) -> Section:
     rows = [
         [row.name, row.head, written(row.accuracy, 4), written(row.retention, 4)] for row in inputs.probes
     ]
-    caption = "Grey: teacher. Green: surrogate. Gold: baselines that learned nothing."
+    caption = "Grey: teacher. Green: surrogate. Amber: baselines that learned nothing."
     figures = [Figure(svg=panels.probe_panel(inputs.probes, "probes"), caption=caption)]
     table = Table(heads=["model", "head", "accuracy", "retention"], rows=rows)
     return _section("probes", prose.PROBES, figures, findings.probe_findings(inputs.probes), table)

@@ -69,6 +69,8 @@ def _localise(element: ElementTree.Element, slug: str) -> None:
     for attribute, value in element.attrib.items():
         if "url(#" in value:
             element.set(attribute, value.replace("url(#", f"url(#{slug}-"))
-    if "font:" in (style := element.get("style", "")):
-        # The page's own font: the drawn one is wider, so nothing that fitted runs over.
-        element.set("style", re.sub(r"(font:[^;]*?px) [^;]*", r"\1 var(--fig-font, sans-serif)", style))
+    if "font" in (style := element.get("style", "")):
+        # The page's own font: the drawn one is wider, so nothing that fitted runs over. Both spellings occur.
+        page_font = "var(--fig-font, sans-serif)"
+        style = re.sub(r"(font:[^;]*?px) [^;]*", rf"\1 {page_font}", style)
+        element.set("style", re.sub(r"font-family:[^;]*", f"font-family: {page_font}", style))

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from activault.analyze.dynamics import Dynamics, DynamicsSum, RowMoments, update_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from activault.analyze.dynamics import Dynamics, DynamicsSum, RowMoments, update_ranks
 
 SPANS = {"cls": slice(0, 1), "registers": slice(1, 3), "patches": slice(3, 9)}
 

@@ -4,6 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from activault.analyze import (
     LayerSimilarity,
     Phases,
@@ -14,8 +17,6 @@ from activault.analyze import (
 )
 from activault.analyze.phases import block_costs
 from activault.store.errors import ConfigError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 # D between layers 1..12 of DINOv2 ViT-B/14 with registers, upper triangle, from the reference code.
 FIXTURE = """

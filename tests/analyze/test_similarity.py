@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from activault.analyze import LayerSimilarity, layer_similarity
 from activault.analyze.similarity import MAX_GROUPS
 from activault.store.errors import ConfigError

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from activault.analyze import analyze_store, layer_similarity, max_cut_phases
 from activault.store.errors import ConfigError
 
