@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import activault.store as room
+
+NAMES = """
+ActivationLoader ActivaultError Batch ChannelStats ConfigError CorruptStoreError FORMAT_VERSION Fault
+ImageSourceError IncompleteStoreError KINDS Manifest MissingExtraError NonFiniteError NotAStoreError Outcome
+Preprocessing RunError ShardBuffer ShardRecord SourceInfo Store StoreError StoreMismatchError StoreWriter
+StoredDtype TeacherInfo TokenKind TokenLayout VerifyReport WeightsError choose_grid create_store layer_name
+open_store parse_kinds parse_layers plan_samples split_of split_rows verify_store
+"""
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(room.__all__) == sorted(NAMES.split())
+    assert all(getattr(room, name) is not None for name in room.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(room, "Loader")
+
+
+def test_importing_the_room_imports_neither_torch_nor_zarr() -> None:
+    code = "import sys, activault.store; print([n for n in ('torch', 'zarr', 'timm') if n in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

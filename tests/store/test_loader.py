@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from activault.store import ActivationLoader, Batch, ConfigError, CorruptStoreError, Store, open_store
+from activault.store import reading
+
+from .conftest import MakePlan, Plan
+
+ROW_BYTES = 3 * 9 * 8 * 2  # of the written store, all layers and kinds, in its pool
+
+
+def make(store: Store, **changes: Any) -> ActivationLoader:
+    options: dict[str, Any] = {"layers": [0, 2, 4], "batch_size": 7, "pool_bytes": 2 * 16 * ROW_BYTES}
+    return ActivationLoader(store, **options | changes)
+
+
+def rows_of(batches: object) -> list[int]:
+    return [row for batch in batches for row in batch.rows.tolist()]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+@pytest.mark.parametrize("pool_bytes", [1, 2 * 16 * ROW_BYTES, 1 << 30], ids=["one chunk", "small", "all"])
+@pytest.mark.parametrize("batch_size", [1, 7, 48, 100])
+def test_an_epoch_has_every_valid_row_once_with_its_values(
+    store: Store, written: Plan, batch_size: int, pool_bytes: int, num_threads: int
+) -> None:
+    loader = make(store, batch_size=batch_size, pool_bytes=pool_bytes, num_threads=num_threads)
+    batches = list(loader)
+    assert len(batches) == len(loader)
+    assert sorted(rows_of(batches)) == store.valid_rows.tolist()
+    for batch in batches:
+        assert np.array_equal(batch.tokens.numpy(), written.stored[batch.rows.numpy()])
+        assert np.array_equal(batch.labels.numpy(), store.label_ids[batch.rows.numpy()])
+        assert batch.tokens.dtype == torch.float32
+    assert loader.epoch == 1
+
+
+def test_float32_stores_load_too(make_plan: MakePlan) -> None:
+    plan = make_plan(dtype="float32")
+    for batch in make(plan.write(), tokens="cls,patches", layers=[4, 0]):
+        expected = np.delete(plan.values[batch.rows.numpy()][:, [2, 0]], [1, 2], axis=2)
+        assert np.array_equal(batch.tokens.numpy(), expected)
+
+
+def test_an_unfinished_store_loads_what_is_there(plan: Plan) -> None:
+    store = plan.write([1])
+    assert sorted(rows_of(make(store))) == [row for row in range(16, 32) if row != 20]
+
+
+def test_a_subset_of_rows(store: Store) -> None:
+    rows = [49, 3, 4, 5, 30]
+    assert sorted(rows_of(make(store, rows=rows, batch_size=2))) == sorted(rows)
+    assert rows_of(make(store, rows=rows, shuffle=False)) == sorted(rows)
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_resuming_at_every_batch_gives_the_same_batches(store: Store, num_threads: int, epoch: int) -> None:
+    loader = make(store, num_threads=num_threads)
+    for _ in range(epoch):
+        rows_of(loader)
+    whole = [batch.rows.tolist() for batch in islice(loader.stream(), 2 * len(loader))]
+    for cut in range(len(loader) + 1):
+        first = make(store, num_threads=num_threads)
+        for _ in range(epoch):
+            rows_of(first)
+        taken = [batch.rows.tolist() for batch in islice(first.stream(), cut)]
+        state = json.loads(json.dumps(first.state_dict()))
+        second = make(store, num_threads=0)
+        second.load_state_dict(state)
+        taken += [batch.rows.tolist() for batch in islice(second.stream(), 2 * len(loader) - cut)]
+        assert taken == whole
+
+
+def test_a_state_saved_inside_the_loop_goes_on_behind_that_batch(store: Store) -> None:
+    loader = make(store)
+    seen = []
+    for batch in loader:
+        seen += batch.rows.tolist()
+        if len(seen) == 21:
+            break
+    other = make(store)
+    other.load_state_dict(loader.state_dict())
+    assert sorted(seen + rows_of(other)) == store.valid_rows.tolist()
+
+
+def test_the_same_seed_gives_the_same_order_whatever_the_threads(store: Store) -> None:
+    orders = [rows_of(make(store, num_threads=num_threads)) for num_threads in (0, 1, 4)]
+    assert orders[0] == orders[1] == orders[2]
+    assert rows_of(make(store, seed=1)) != orders[0]
+
+
+def test_epochs_differ(store: Store) -> None:
+    loader = make(store)
+    assert rows_of(loader) != rows_of(loader)
+    assert loader.epoch == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "this loader's seed is 1 and the state's is 0"),
+        ({"batch_size": 8}, "this loader's batch_size is 8 and the state's is 7"),
+        ({"rows": [1, 2, 4, 5, 6, 8, 9]}, "this loader's rows is"),
+        ({"pool_bytes": 1}, "this loader's pool_rows is 1 and the state's is 16"),
+        ({"shuffle": False}, "this loader's shuffle is False"),
+        ({"drop_last": True}, "this loader's drop_last is True"),
+    ],
+)
+def test_an_incompatible_state_is_refused(store: Store, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(store, **changes).load_state_dict(make(store).state_dict())
+
+
+def test_a_state_of_another_store_is_refused(store: Store, make_plan: MakePlan) -> None:
+    other = make_plan(bad_rows=(7, 20), row_seed=4).write()
+    with pytest.raises(ConfigError, match="this loader's store is"):
+        make(store).load_state_dict(make(other).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "a loader state has version 1; got 2"),
+        ({"batch": 7}, "a batch below 7"),
+        ({"batch": -1}, "a batch below 7"),
+        ({"epoch": None}, "got None and 0"),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_refused(store: Store, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(store).load_state_dict(make(store).state_dict() | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size and pool_bytes are at least 1"),
+        ({"rows": [7]}, r"rows that are finished and ok .* 1 of 1 are not \(first: 7\)"),
+        ({"rows": [1, 1]}, "rows are named once each; 1 is there twice"),
+        ({"rows": []}, "0 rows make no batch"),
+        ({"batch_size": 49, "drop_last": True}, "48 rows make no batch of 49"),
+        ({"layers": [1]}, "layers are some of"),
+        ({"tokens": "words"}, "token kinds are"),
+    ],
+)
+def test_unusable_arguments_are_refused(store: Store, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(store, **changes)
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_damaged_shard_reaches_the_consumer_and_no_batch_is_lost(copy: Path, num_threads: int) -> None:
+    (copy / "layer_02" / "cls" / "c" / "1" / "0" / "0").write_bytes(b"x")
+    store = open_store(copy)
+    loader = make(store, num_threads=num_threads, shuffle=False, pool_bytes=1)
+    seen: list[int] = []
+    with pytest.raises(CorruptStoreError, match=r"rows 16 to 19 \(shard 1\): layer_02/cls/c/1/0/0 must have"):
+        for batch in loader:
+            seen += batch.rows.tolist()
+    assert seen == [row for row in range(16) if row != 7][:14]
+    assert loader.state_dict()["batch"] == 2
+
+
+def test_any_error_of_a_thread_reaches_the_consumer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object, *arguments: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(reading.ChunkSource, "read", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        next(iter(make(store)))
+
+
+def loader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("activault")]
+
+
+def test_threads_end_with_the_epoch(store: Store) -> None:
+    rows_of(make(store))
+    assert loader_threads() == []
+
+
+def test_threads_end_when_the_iterator_is_dropped(store: Store) -> None:
+    iterator = iter(make(store, batch_size=2))
+    assert isinstance(next(iterator), Batch)
+    assert loader_threads() != []
+    del iterator
+    assert loader_threads() == []
+
+
+def test_each_chunk_is_read_once_an_epoch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int, str]] = []
+    original = reading.ChunkSource.read
+
+    def counted(self: reading.ChunkSource, part: Any, array: Any, out: Any) -> None:
+        seen.append((part.chunk, array.layer, array.kind))
+        original(self, part, array, out)
+
+    monkeypatch.setattr(reading.ChunkSource, "read", counted)
+    rows_of(make(store))
+    assert len(seen) == len(set(seen)) == 13 * 3 * 3
+
+
+def test_at_most_two_pools_are_held_while_batches_fit_in_one(store: Store) -> None:
+    from activault.store.prefetch import Execution
+
+    loader = make(store, batch_size=4)
+    plan = loader.plan(0)
+    held = []
+    execution = Execution(
+        store.chunks, plan, layers=[0], kinds=store.kinds, dtype=np.dtype(np.uint16), num_threads=2
+    )
+    with execution:
+        for _ in execution.batches(0):
+            held.append(len(execution._pools) + len(execution._spare))
+    assert len(plan.pools) > 3
+    assert max(held) <= 2
