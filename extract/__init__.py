@@ -16,7 +16,6 @@ from activault.store.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .backbone import Backbone, load_backbone, load_teacher, save_teacher
-    from .demo_images import DemoImages, demo_images
     from .images import ImageFolder
     from .run import ExtractOptions, ExtractSummary, extract
 
@@ -25,8 +24,6 @@ __all__ = [
     "ExtractOptions",
     "ExtractSummary",
     "ImageFolder",
-    "demo_images",
-    "DemoImages",
     "Backbone",
     "load_backbone",
     "load_teacher",
@@ -35,7 +32,6 @@ __all__ = [
 
 _HOMES = {
     "backbone": ("Backbone", "load_backbone", "load_teacher", "save_teacher"),
-    "demo_images": ("DemoImages", "demo_images"),
     "images": ("ImageFolder",),
     "run": ("ExtractOptions", "ExtractSummary", "extract"),
 }

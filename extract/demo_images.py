@@ -22,7 +22,7 @@ from PIL import Image
 
 from activault.store.errors import ConfigError, ImageSourceError, MissingExtraError
 
-__all__ = ["PHOTOGRAPHS", "DemoImages", "demo_images", "photograph"]
+__all__ = ["PHOTOGRAPHS", "DemoImages", "photograph", "demo_images"]
 
 _SKIMAGE = ("skimage", "data")
 _SKLEARN = ("sklearn", "datasets/images")

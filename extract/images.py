@@ -91,7 +91,7 @@ def _listing(path: Path) -> tuple[list[tuple[str, str, int]], Counter[str]]:
         extension = Path(entry.name).suffix.lower()
         if extension not in EXTENSIONS:
             others[extension or "no extension"] += 1
-        elif entry.is_file():
+        elif _is(entry, "file"):
             images.append((_key(name), name, entry.stat().st_size))
         elif entry.is_symlink():
             # A link to nothing is a row that cannot be read, not a row less.
@@ -115,10 +115,18 @@ def _walk(
     if identity in above:
         return
     for entry in found:
-        if entry.is_dir():
+        if _is(entry, "folder"):
             yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", (*above, identity))
         else:
             yield prefix + entry.name, entry
+
+
+def _is(entry: os.DirEntry[str], kind: str) -> bool:
+    """What a link leads to; nothing, if it leads to itself."""
+    try:
+        return entry.is_dir() if kind == "folder" else entry.is_file()
+    except OSError:
+        return False
 
 
 def _key(name: str) -> str:

@@ -44,8 +44,10 @@ __all__ = [
 ]
 
 # What the two readers raise on files that are damaged or are something else.
-_READ_ERRORS = (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError)
-_READ_ERRORS += (ValueError, LookupError, TypeError, AttributeError, struct.error)
+_READ_ERRORS = (
+    *(SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError),
+    *(ValueError, LookupError, TypeError, AttributeError, struct.error),
+)
 
 DEMO_ARCHITECTURE = "vit_small_patch14_dinov2"
 """timm's name of the demo teacher's architecture."""
