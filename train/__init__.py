@@ -9,7 +9,7 @@ from .metrics import R2Accumulator, RolloutMetrics, evaluate_rollout
 from .probes import ProbeReport, ProbeScore, probe
 from .raptor import ModelConfig, Raptor, RaptorConfig, repeated_blocks
 from .recipe import Stage1Config, Stage2Config, StageConfig, TrainRecipe, load_recipe, parse_recipe
-from .runs import Run, RunSummary, load_run, train
+from .runs import Run, RunSummary, load_run, pick_device, train
 from .stages import StageProgress, StageResult
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "load_run",
     "Run",
     "RunSummary",
+    "pick_device",
     "StageProgress",
     "StageResult",
     "R2Accumulator",

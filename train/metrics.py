@@ -86,7 +86,7 @@ class R2Accumulator:
         for number, kind in enumerate(self.layout.kinds):
             span = self.layout.span(kind)
             for position in range(len(self.layers)):
-                x, made = target[:, position, span].double(), prediction[:, position, span].double()
+                x, made = (_wide(layers[:, position, span]) for layers in (target, prediction))
                 self._error[number, position] += float((x - made).square().sum())
                 self._cosine[number, position] += float(torch.cosine_similarity(x, made, dim=-1).sum())
                 before = self.num_rows * self.layout.count(kind)
@@ -137,6 +137,11 @@ class R2Accumulator:
         return 1 - float(self._error[numbers, position].sum()) / total
 
 
+def _wide(tensor: Tensor) -> Tensor:
+    """In float64, on the CPU where the device has none."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
 Moments = tuple[int, np.ndarray, np.ndarray]
 
 
@@ -154,11 +159,12 @@ def evaluate_rollout(
     rows: np.ndarray,
     batch_size: int = 64,
     device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
 ) -> RolloutMetrics:
     """R2 and cosine of a closed loop from the store's layer 0, against the store's layers 1 to L.
 
     `model` maps layer 0 (batch, tokens, dim) to layers 1 to L (batch, L, tokens, dim) on `device`; a Raptor
-    does. Memory is `batch_size` rows of all layers.
+    does. Memory is `batch_size` rows of all layers. `progress` is told (rows done, rows in all).
 
     Raises:
         ConfigError: a layer or a token kind is not in the store, or there are no rows.
@@ -175,4 +181,6 @@ def evaluate_rollout(
         layers = store.read(rows[first : first + batch_size], range(num_layers + 1), "all")
         tokens = torch.from_numpy(layers).to(device)
         accumulator.update(tokens[:, 1:], model(tokens[:, 0]))
+        if progress:
+            progress(min(first + batch_size, len(rows)), len(rows))
     return accumulator.result()

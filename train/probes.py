@@ -105,7 +105,8 @@ def probe(
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> ProbeReport:
-    """Score teacher, surrogate, identity and baselines; `norm` is the teacher's final norm.
+    """Score teacher, surrogate, identity and baselines; `norm` is the teacher's final norm; it and
+    the models are on `device`.
 
     Rows without a label are left out; `progress` is told (rows done, rows in all).
 

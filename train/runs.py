@@ -11,13 +11,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -29,17 +25,16 @@ from activault.store import Store, split_rows
 from activault.store.errors import ConfigError, IncompleteStoreError, RunError
 from activault.store.layout import TokenLayout
 
-from .checkpoint import write_atomically, write_json
+from .checkpoint import write_atomically
 from .closed_loop import closed_loop_stage
 from .raptor import Raptor, RaptorConfig
 from .recipe import TrainRecipe
+from .run_folder import alone_in, open_run, read_run
 from .stages import ProgressCallback, Stage, StageResult
 from .teacher_forced import phase_stages
 from .trainer import run_stage
 
 __all__ = ["Run", "RunSummary", "load_run", "pick_device", "raptor_config", "train"]
-
-VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +67,8 @@ class Run:
     """Token layout it was trained at."""
     store_digest: str
     """Content of the store it was trained on."""
+    teacher_sha256: str
+    """Weights of the teacher whose layers it replays."""
 
 
 def train(
@@ -106,13 +103,13 @@ def train(
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if chosen.type == "cuda" else []):
         torch.manual_seed(recipe.seed)
         model = _initial_model(recipe, config, teacher_blocks).to(chosen)
-        identity = _open_run(out, recipe, config, store)
-        results = []
-        for stage in _stages(recipe, model, store, chosen):
-            seed = _stage_seed(recipe.seed, stage.name)
-            torch.manual_seed(seed)
-            results.append(
-                run_stage(
+        identity = open_run(out, recipe, config, store)
+        with alone_in(out):
+            results = []
+            for stage in _stages(recipe, model, store, chosen):
+                seed = _stage_seed(recipe.seed, stage.name)
+                torch.manual_seed(seed)
+                result = run_stage(
                     stage,
                     out / stage.name,
                     store=store,
@@ -122,10 +119,10 @@ def train(
                     device=chosen,
                     progress=progress,
                 )
-            )
-    if not (out / "model.safetensors").exists():
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        write_atomically(out / "model.safetensors", lambda temporary: save_file(tensors, temporary))
+                results.append(result)
+            if not (out / "model.safetensors").exists():
+                tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
+                write_atomically(out / "model.safetensors", lambda temporary: save_file(tensors, temporary))
     return RunSummary(path=out, cuts=cuts, stages=tuple(results), num_parameters=model.num_parameters)
 
 
@@ -136,7 +133,7 @@ def load_run(path: Path | str) -> Run:
         RunError: the folder is no run, or the run is not finished.
     """
     path = Path(path)
-    record = _read_run(path)
+    record = read_run(path)
     if not (path / "model.safetensors").exists():
         raise RunError(f"{path} holds a run that is not finished; start `activault train` again to finish it")
     try:
@@ -149,6 +146,7 @@ def load_run(path: Path | str) -> Run:
             cuts=model.config.cuts,
             layout=TokenLayout.model_validate(record["layout"]),
             store_digest=str(record["store_digest"]),
+            teacher_sha256=str(record["teacher_sha256"]),
         )
     except (OSError, KeyError, ValidationError, SafetensorError, RuntimeError) as exc:
         raise RunError(f"{path} does not hold a run that this program can read: {exc}") from exc
@@ -236,69 +234,3 @@ def _stages(recipe: TrainRecipe, model: Raptor, store: Store, device: torch.devi
 def _stage_seed(seed: int, name: str) -> int:
     """A seed of its own for every stage, so that phases do not see the same rows in the same order."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:4], "big")
-
-
-def _open_run(out: Path, recipe: TrainRecipe, config: RaptorConfig, store: Store) -> str:
-    """Write `run.json`, or hold it against what is there; returns the hash that the checkpoints carry."""
-    identity = {
-        "version": VERSION,
-        "recipe": recipe.identity(),
-        "model": config.model_dump(mode="json"),
-        "layout": store.layout.model_dump(mode="json"),
-        "store_digest": store.digest,
-    }
-    if (out / "run.json").exists():
-        there = _read_run(out)
-        there = {key: there.get(key) for key in identity}
-        if isinstance(there["recipe"], dict):
-            there["recipe"].pop("store", None)
-        _refuse_difference(out, there, identity)
-    elif out.exists() and (not out.is_dir() or any(path.suffix != ".tmp" for path in out.iterdir())):
-        raise RunError(f"{out} exists and is no run; choose another folder")
-    else:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise RunError(f"{out} cannot be made: {exc}") from exc
-        versions = {
-            "activault": version("activault"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        written = {**identity, "recipe": recipe.model_dump(mode="json"), "versions": versions}
-        write_json(out / "run.json", written)
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-
-
-def _read_run(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads((path / "run.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise RunError(
-            f"{path} is no run: it has no run.json; `activault train RECIPE --out {path}` makes one"
-        ) from exc
-    except (OSError, ValueError) as exc:
-        raise RunError(f"{path / 'run.json'} cannot be read: {exc}") from exc
-    if not isinstance(record, dict) or record.get("version") != VERSION:
-        raise RunError(f"{path / 'run.json'} is not of version {VERSION}; use the program that wrote it")
-    return record
-
-
-def _refuse_difference(out: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raise a RunError that names the first field in which two runs differ."""
-    old, new = dict(_fields(there)), dict(_fields(wanted))
-    for key in [*new, *old]:
-        if old.get(key) != new.get(key):
-            raise RunError(
-                f"a run goes on with what it was started with; {out} has {key} = {old.get(key)!r} "
-                f"and this one {new.get(key)!r}; choose another folder"
-            )
-
-
-def _fields(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values."""
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _fields(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -23,13 +23,17 @@ DIM, HEADS, NUM_LAYERS = 16, 2, 4
 LAYOUT = TokenLayout(num_cls=1, num_registers=1, grid=(2, 2))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
 
 
 def smooth_layers(num_rows: int, num_tokens: int) -> np.ndarray:
@@ -45,9 +49,8 @@ def smooth_layers(num_rows: int, num_tokens: int) -> np.ndarray:
 MakeStore = Callable[..., Store]
 
 
-@pytest.fixture
-def make_store(tmp_path: Path) -> MakeStore:
-    """`make_store(name, tokens=..., labels=..., ...)`: a complete store, float32 unless asked otherwise."""
+def store_maker(folder: Path) -> MakeStore:
+    """`make(name, tokens=..., labels=..., ...)`: a complete store, float32 unless asked otherwise."""
 
     def make(
         name: str = "s.zarr",
@@ -100,7 +103,7 @@ def make_store(tmp_path: Path) -> MakeStore:
             row_seed=0,
             **{"dtype": "float32", **changes},
         )
-        path = tmp_path / name
+        path = folder / name
         writer = create_store(path, manifest, plan_samples(keys, labels, "none"), {})
         for shard in writer.unfinished:
             buffer = writer.buffer(shard)
@@ -118,5 +121,11 @@ def make_store(tmp_path: Path) -> MakeStore:
 
 
 @pytest.fixture
-def store(make_store: MakeStore) -> Store:
-    return make_store()
+def make_store(tmp_path: Path) -> MakeStore:
+    return store_maker(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """One store for all tests that only read."""
+    return store_maker(tmp_path_factory.mktemp("store"))()

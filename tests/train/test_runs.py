@@ -68,6 +68,7 @@ def test_run_goes_through_its_stages_and_can_be_loaded(store: Store, tmp_path: P
     ]
     loaded = load_run(tmp_path / "run")
     assert (loaded.cuts, loaded.store_digest, loaded.layout) == ((2,), store.digest, store.layout)
+    assert loaded.teacher_sha256 == store.manifest.teacher.weights_sha256
     assert loaded.recipe == recipe()
     assert not loaded.model.training
     assert loaded.model.num_parameters == summary.num_parameters
@@ -106,26 +107,22 @@ def test_killed_run_goes_on_and_ends_the_same(store: Store, tmp_path: Path) -> N
     script = Path(__file__).with_name("train_until_killed.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-    def start(out: Path, kill_at: str | None) -> str:
+    def start_and_kill(out: Path, kill_at: str) -> None:
         command = [sys.executable, str(script), str(store.path), str(out), recipe().model_dump_json()]
-        said = ""
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                said += line
-                if line.strip() == kill_at:
-                    process.send_signal(signal.SIGKILL)
-                    break
-        assert process.returncode == (0 if kill_at is None else -signal.SIGKILL)
-        return said
+            assert kill_at in (line.strip() for line in process.stdout)
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
 
     run(tmp_path / "whole", store)
     for place in ("phase_2 3", "closed_loop 5"):
-        start(tmp_path / "cut", place)
+        start_and_kill(tmp_path / "cut", place)
         with pytest.raises(RunError, match="holds a run that is not finished; start `activault train` again"):
             load_run(tmp_path / "cut")
-    said = start(tmp_path / "cut", None)
-    assert "phase_" not in said, "finished stages are skipped"
+    told: list[StageProgress] = []
+    run(tmp_path / "cut", store, progress=told.append)
+    assert {state.stage for state in told} == {"closed_loop"}, "finished stages are skipped"
     for name in ("model.safetensors", "closed_loop/step_000000006.safetensors"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     for stage in ("phase_1", "phase_2", "closed_loop"):
@@ -268,6 +265,17 @@ def test_only_the_training_split_is_trained_on(
     assert [rows for rows, _, _ in asked] == [train_rows] * 3
     assert [layers for _, layers, _ in asked] == [[0, 1, 2], [2, 3, 4], [0, 1, 2, 3, 4]]
     assert len({seed for _, _, seed in asked}) == 3
+
+
+def test_two_processes_do_not_train_in_one_folder(store: Store, tmp_path: Path) -> None:
+    def intrude(state: StageProgress) -> None:
+        with pytest.raises(
+            RunError, match=r"another one is at work in .*run; wait for it or choose another folder"
+        ):
+            run(tmp_path / "run", store)
+
+    run(tmp_path / "run", store, progress=intrude)
+    run(tmp_path / "run", store)
 
 
 def test_devices() -> None:

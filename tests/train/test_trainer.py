@@ -25,6 +25,9 @@ CONFIG = Stage2Config(
 )
 
 
+Undisturbed = tuple[Stage, StageResult, list[dict[str, float]]]
+
+
 class Cut(Exception):  # noqa: N818
     """Stands for whatever ends a process between two steps."""
 
@@ -67,18 +70,19 @@ def same_weights(first: nn.Module, second: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.fixture
-def undisturbed(store: Store, tmp_path: Path) -> tuple[Stage, StageResult, list[dict[str, float]]]:
+@pytest.fixture(scope="module")
+def undisturbed(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     stage = make_stage(store)
-    result = run(stage, tmp_path / "whole", store)
-    return stage, result, lines(tmp_path / "whole")
+    folder = tmp_path_factory.mktemp("whole")
+    result = run(stage, folder, store)
+    return stage, result, lines(folder)
 
 
 @pytest.mark.parametrize("cuts", [(1,), (4,), (5,), (7, 16), (20, 21, 22), (23,)], ids=str)
 def test_cut_and_resumed_ends_with_the_same_weights(
     store: Store,
     tmp_path: Path,
-    undisturbed: tuple[Stage, StageResult, list[dict[str, float]]],
+    undisturbed: Undisturbed,
     cuts: tuple[int, ...],
 ) -> None:
     whole, result, logged = undisturbed
@@ -95,7 +99,7 @@ def test_cut_and_resumed_ends_with_the_same_weights(
     ]
 
 
-def test_it_learns(undisturbed: tuple[Stage, StageResult, list[dict[str, float]]]) -> None:
+def test_it_learns(undisturbed: Undisturbed) -> None:
     _, result, logged = undisturbed
     assert [line["step"] for line in logged] == [4, 8, 12, 16, 20, 23]
     assert result.loss == logged[-1]["loss"] < 0.8 * logged[0]["loss"]
@@ -113,7 +117,9 @@ def test_finished_stage_is_not_run_again(store: Store, tmp_path: Path) -> None:
     assert (second.loss, second.steps) == (first.loss, first.steps)
 
 
-def test_ctrl_c_saves_the_step_that_was_under_way(store: Store, tmp_path: Path) -> None:
+def test_ctrl_c_saves_the_step_that_was_under_way(
+    store: Store, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     def press(state: StageProgress) -> None:
         if state.step == 7:
             signal.raise_signal(signal.SIGINT)
@@ -123,10 +129,9 @@ def test_ctrl_c_saves_the_step_that_was_under_way(store: Store, tmp_path: Path) 
         run(make_stage(store), tmp_path / "s", store, press)
     assert signal.getsignal(signal.SIGINT) is before
     assert json.loads((tmp_path / "s" / "checkpoint.json").read_text())["step"] == 8
-    whole, stage = make_stage(store), make_stage(store)
-    run(whole, tmp_path / "whole", store)
+    stage = make_stage(store)
     run(stage, tmp_path / "s", store)
-    assert same_weights(stage.module, whole.module)
+    assert same_weights(stage.module, undisturbed[0].module)
 
 
 def test_second_ctrl_c_does_not_wait(store: Store, tmp_path: Path) -> None:

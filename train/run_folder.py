@@ -1,0 +1,129 @@
+"""What names a run in its folder: `run.json`, written once, and a lock, held by whoever trains there.
+
+`open_run` writes the file or holds a second start against it, field by field; `read_run` reads it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from activault.store import Store
+from activault.store.errors import RunError
+
+from .checkpoint import write_json
+from .raptor import RaptorConfig
+from .recipe import TrainRecipe
+
+__all__ = ["alone_in", "open_run", "read_run"]
+
+VERSION = 1
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+
+
+def open_run(out: Path, recipe: TrainRecipe, config: RaptorConfig, store: Store) -> str:
+    """Write `run.json`, or hold it against what is there; returns the hash that the checkpoints carry.
+
+    Raises:
+        RunError: the folder holds something else or another run, or cannot be made.
+    """
+    identity = {
+        "version": VERSION,
+        "recipe": recipe.identity(),
+        "model": config.model_dump(mode="json"),
+        "layout": store.layout.model_dump(mode="json"),
+        "store_digest": store.digest,
+        "teacher_sha256": store.manifest.teacher.weights_sha256,
+    }
+    if (out / "run.json").exists():
+        there = read_run(out)
+        there = {key: there.get(key) for key in identity}
+        if isinstance(there["recipe"], dict):
+            there["recipe"].pop("store", None)
+        _refuse_difference(out, there, identity)
+    elif out.exists() and (not out.is_dir() or any(path.suffix != ".tmp" for path in out.iterdir())):
+        raise RunError(f"{out} exists and is no run; choose another folder")
+    else:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise RunError(f"{out} cannot be made: {exc}") from exc
+        versions = {
+            "activault": version("activault"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        written = {**identity, "recipe": recipe.model_dump(mode="json"), "versions": versions}
+        write_json(out / "run.json", written)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What a run's `run.json` says.
+
+    Raises:
+        RunError: there is none, or it is of another version.
+    """
+    try:
+        record = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise RunError(
+            f"{path} is no run: it has no run.json; `activault train RECIPE --out {path}` makes one"
+        ) from exc
+    except (OSError, ValueError) as exc:
+        raise RunError(f"{path / 'run.json'} cannot be read: {exc}") from exc
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        raise RunError(f"{path / 'run.json'} is not of version {VERSION}; use the program that wrote it")
+    return record
+
+
+def _refuse_difference(out: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise a RunError that names the first field in which two runs differ."""
+    old, new = dict(_fields(there)), dict(_fields(wanted))
+    for key in [*new, *old]:
+        if old.get(key) != new.get(key):
+            raise RunError(
+                f"a run goes on with what it was started with; {out} has {key} = {old.get(key)!r} "
+                f"and this one {new.get(key)!r}; choose another folder"
+            )
+
+
+def _fields(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values."""
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Hold the run's folder; the lock goes with the process, however it ends.
+
+    Raises:
+        RunError: another process trains there.
+    """
+    with (out / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise RunError(
+                f"one process trains a run, and another one is at work in {out}; wait for it or choose "
+                "another folder"
+            ) from exc
+        except OSError as exc:
+            # On a file system without locks, training there twice at once is not noticed.
+            if exc.errno not in WITHOUT_LOCKS:
+                raise RunError(f"{out} cannot be locked: {exc}; choose another folder") from exc
+        yield
