@@ -95,13 +95,7 @@ def draw_matrix(
 def draw_strips(
     rows: Sequence[tuple[str, Sequence[tuple[int, int]], Sequence[str]]], *, slug: str, label: str
 ) -> str:
-    """Divisions of layers as strips, one below the other.
-
-    Args:
-        rows: the strip's name, first and last layer of its phases, and a note for each cut between them.
-        slug: prefix of ids.
-        label: spoken name.
-    """
+    """Divisions of layers as strips: for each its name, first and last layer of its phases, a note a cut."""
     with _sheet(slug, label, height=46 + 46 * len(rows)) as sheet:
         axes = sheet.axes
         for place, (_, spans, notes) in enumerate(rows):
@@ -287,7 +281,7 @@ def _cell(axes: Axes, center: tuple[float, float], value: float, name: str, *, w
     color = marker("blue" if value >= 0 else "vermillion")
     box = Rectangle((x - 0.46, y - 0.46), 0.92, 0.92, facecolor=color, alpha=strength, linewidth=0, gid=name)
     box.set_clip_on(False)
-    # Left out of the layout, which would measure every cell: a matrix draws in a third of the time.
+    # Left out of the layout, which would measure every cell.
     box.set_in_layout(False)
     axes.add_patch(box)
     if written:

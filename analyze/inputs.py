@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from activault.store import Store
+from activault.store.errors import ConfigError
 
 from .study import StoreAnalysis
 
@@ -122,7 +123,11 @@ class LossCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportInputs:
-    """Everything that a report shows; parts that are empty are left out, and the report says so."""
+    """Everything that a report shows; parts that are empty are left out, and the report says so.
+
+    Raises:
+        ConfigError: `cuts` do not divide the analysed layers.
+    """
 
     store: StoreFacts
     analysis: StoreAnalysis
@@ -134,6 +139,11 @@ class ReportInputs:
     losses: Sequence[LossCurve] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
     """Further facts for the table at the end, such as rows, steps and seconds of the run."""
+
+    def __post_init__(self) -> None:
+        blocks = [layer for layer in self.analysis.layers if layer >= 1]
+        if list(self.cuts) != sorted(set(self.cuts) & set(blocks[:-1])):
+            raise ConfigError(f"cuts ascend within the analysed layers {blocks[:-1]}; got {list(self.cuts)}")
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:

@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from activault.analyze import LossCurve, ProbeRow, R2Row, ReportInputs, StoreFacts, analyze_store
+from activault.analyze import (
+    LossCurve,
+    ProbeRow,
+    R2Row,
+    ReportInputs,
+    StoreFacts,
+    analyze_store,
+    write_report,
+)
 from activault.store.layout import TokenKind, TokenLayout, parse_kinds
 
 
@@ -76,7 +84,7 @@ def source() -> ArraySource:
     return random_source()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_source() -> Callable[..., ArraySource]:
     return random_source
 
@@ -144,6 +152,11 @@ def run_inputs() -> ReportInputs:
         ],
         notes={"training": "3 phases of 3 steps"},
     )
+
+
+@pytest.fixture(scope="session")
+def report_folder(run_inputs: ReportInputs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(tmp_path_factory.mktemp("report"), run_inputs).parent
 
 
 class Browser:

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from activault.analyze import write_report
-
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 BOXES = """[...document.querySelectorAll('svg.figure')].map(svg => {
   const box = svg.getBoundingClientRect()
@@ -14,9 +12,9 @@ BOXES = """[...document.querySelectorAll('svg.figure')].map(svg => {
 })"""
 
 
-@pytest.fixture(scope="module")
-def page(run_inputs, tmp_path_factory) -> Path:
-    return write_report(tmp_path_factory.mktemp("report"), run_inputs)
+@pytest.fixture
+def page(report_folder) -> Path:
+    return report_folder / "report.html"
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
