@@ -116,7 +116,7 @@ class Execution:
         return self._pools[number]
 
     def _space(self) -> npt.NDArray[Any]:
-        """Room for the largest pool, out of a pool that was let go: new pages would be faulted in each time."""
+        """Room for the largest pool, if possible of one that was let go: new pages cost a fault each."""
         if self._spare:
             return self._spare.pop()
         num_rows = max(len(pool.rows) for pool in self._plan.pools)

@@ -7,6 +7,7 @@ come back one at a time, each checked.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -25,6 +26,7 @@ __all__ = ["ShardFile", "write_shard_file"]
 
 Float32 = npt.NDArray[np.float32]
 _CHUNKS_AT_ONCE: Final = 2
+_opening = threading.Lock()
 _ABSENT: Final = 2**64 - 1
 """An index entry of a chunk that was never written."""
 
@@ -46,10 +48,12 @@ def write_shard_file(
     file.unlink(missing_ok=True)
     rows = manifest.shard_range(shard)
     folder = store / array_folder(array.layer, array.kind)
-    target: Any = zarr.open_array(str(folder), mode="r+", zarr_format=3)
+    # An array takes this over when it is opened; the setting is the process's, hence the lock.
+    with _opening, zarr.config.set({"array.write_empty_chunks": True}):
+        target: Any = zarr.open_array(str(folder), mode="r+", zarr_format=3)
     # Chunks are compressed a few at a time: zarr's ten at once would hold ten more copies of a chunk.
     with zarr.config.set({"async.concurrency": _CHUNKS_AT_ONCE}):
-        target.with_config({"write_empty_chunks": True})[rows.start : rows.stop] = values
+        target[rows.start : rows.stop] = values
     sync_file(file)
     sync_file(file.parent)
     return ArrayFile(path=path, bytes=file.stat().st_size, hash=file_xxh3(file), values=xxh3(values))

@@ -72,7 +72,7 @@ def statistics_of(values: npt.NDArray[np.float32]) -> ChannelStats:
 
 
 def _of_block(tokens: npt.NDArray[np.float32], pivot: Float64) -> ChannelStats:
-    """Statistics of (tokens, dim), from sums about a pivot near the mean: one pass less than about the mean."""
+    """Statistics of (tokens, dim) from sums about a pivot near the mean: one pass, not two."""
     absmax = np.abs(tokens).max(axis=0).astype(np.float64)
     gaps = np.subtract(tokens, pivot, dtype=np.float64)
     shift = np.add.reduce(gaps, axis=0) / len(tokens)

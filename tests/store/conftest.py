@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -90,7 +91,10 @@ class Plan:
 
     def outcomes(self, rows: Iterable[int]) -> list[Outcome]:
         bad = Outcome(status="truncated", reason="image file is truncated")
-        return [bad if row in self.bad_rows else Outcome(status="ok", width=40 + row % 2, height=30) for row in rows]
+        return [
+            bad if row in self.bad_rows else Outcome(status="ok", width=40 + row % 2, height=30)
+            for row in rows
+        ]
 
     def publish(self, writer: StoreWriter, shard: int) -> None:
         buffer = writer.buffer(shard)
@@ -120,6 +124,12 @@ class Plan:
 
 
 MakePlan = Callable[..., Plan]
+
+
+@pytest.fixture(autouse=True)
+def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test cuts the power, and waiting for the disk took half of their time; killed writers do sync."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture

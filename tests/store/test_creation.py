@@ -41,14 +41,19 @@ def test_teacher_files_may_be_given_by_name(make_plan: MakePlan, tmp_path: Path)
         ({"dtype": "float32"}, "dtype is 'bfloat16' there and 'float32' here"),
         ({"layers": (0, 2)}, r"layers is \[0, 2, 4\] there and \[0, 2\] here"),
         ({"row_seed": 3}, "row_seed is 0 there and 3 here"),
-        ({"teacher": TEACHER.model_copy(update={"name": "other"})}, "teacher.name is 'tiny' there and 'other' here"),
+        (
+            {"teacher": TEACHER.model_copy(update={"name": "other"})},
+            "teacher.name is 'tiny' there and 'other' here",
+        ),
         (
             {"preprocessing": Preprocessing(**PREPROCESSING.model_dump() | {"resize": 9})},
             "preprocessing.resize is 28 there and 9 here",
         ),
     ],
 )
-def test_another_manifest_is_refused_with_the_field(plan: Plan, changes: dict[str, Any], message: str) -> None:
+def test_another_manifest_is_refused_with_the_field(
+    plan: Plan, changes: dict[str, Any], message: str
+) -> None:
     plan.open()
     before = (plan.path / "zarr.json").read_bytes()
     with pytest.raises(StoreMismatchError, match=message):
@@ -61,7 +66,9 @@ def test_other_images_are_refused_with_the_row(plan: Plan) -> None:
     keys = plan.samples["key"].to_pylist()
     keys[4] = "another.jpg"
     samples = plan_samples(keys, plan.samples["label"].to_pylist(), "images")
-    with pytest.raises(StoreMismatchError, match="the key of row 4 is 'folder/004.jpg' there and 'another.jpg' here"):
+    with pytest.raises(
+        StoreMismatchError, match=r"the key of row 4 is 'folder/004.jpg' there and 'another.jpg' here"
+    ):
         create_store(plan.path, plan.manifest, samples, write_teacher)
 
 
@@ -94,7 +101,10 @@ def test_a_half_planned_store_is_planned_again(plan: Plan) -> None:
     with pytest.raises(NotAStoreError, match="planning was interrupted"):
         open_store(plan.path)
     assert plan.write().complete
-    assert sorted(file.name for file in (plan.path / "teacher").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(file.name for file in (plan.path / "teacher").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     assert not (plan.path / ".planning").exists()
 
 

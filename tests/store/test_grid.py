@@ -12,7 +12,9 @@ KINDS = ("cls", "registers", "patches")
 
 
 def test_a_vit_b_at_224_pixels_gets_the_stated_grid() -> None:
-    shard_rows, chunk_rows = choose_grid(num_rows=1_281_167, layout=VIT_B, kinds=KINDS, num_layers=13, dim=768)
+    shard_rows, chunk_rows = choose_grid(
+        num_rows=1_281_167, layout=VIT_B, kinds=KINDS, num_layers=13, dim=768
+    )
     assert chunk_rows == 32
     assert shard_rows % 32 == 0
     files = -(-1_281_167 // shard_rows) * (13 * 3 + 2)

@@ -34,7 +34,9 @@ def set_manifest(**fields: Any) -> Change:
 
 
 def set_teacher(name: str) -> Change:
-    return lambda attributes: attributes["activault_plan"]["teacher"].update({name: {"bytes": 1, "sha256": "0" * 64}})
+    return lambda attributes: attributes["activault_plan"]["teacher"].update(
+        {name: {"bytes": 1, "sha256": "0" * 64}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,9 @@ def set_teacher(name: str) -> Change:
         pytest.param(set_manifest(kinds=["patches", "cls"]), "in this order", id="kinds in another order"),
         pytest.param(set_manifest(dtype="object"), "dtype", id="dtype"),
         pytest.param(set_manifest(extra=1), "Extra inputs", id="unknown field"),
-        pytest.param(set_teacher("teacher/../../x"), "teacher files are teacher/NAME", id="traversal in the teacher"),
+        pytest.param(
+            set_teacher("teacher/../../x"), "teacher files are teacher/NAME", id="traversal in the teacher"
+        ),
         pytest.param(set_teacher("/etc/passwd"), "teacher files are teacher/NAME", id="absolute path"),
         pytest.param(set_teacher("teacher/.hidden"), "teacher files are teacher/NAME", id="hidden file"),
     ],
@@ -120,15 +124,21 @@ def test_array_metadata_must_agree_with_the_manifest(copy: Path, field: str, val
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param(lambda r: r["files"][0].update(path="../../etc/passwd"), "files must be", id="traversal"),
+        pytest.param(
+            lambda r: r["files"][0].update(path="../../etc/passwd"), "files must be", id="traversal"
+        ),
         pytest.param(lambda r: r["files"].pop(), "files must be", id="file left out"),
         pytest.param(lambda r: r["statistics"].update(path="/tmp/x"), "statistics must be", id="statistics"),
         pytest.param(lambda r: r.update(rows=[0, 10**12]), "rows must be", id="rows"),
         pytest.param(lambda r: r.update(shard=2), "shard must be 1", id="shard"),
         pytest.param(lambda r: r.update(sizes=[[1, 1, 10**12]]), "sizes must be 16", id="sizes"),
-        pytest.param(lambda r: r.update(sizes=[[1, 1, 17], [1, 1, -1]]), "sizes must be 16", id="negative sizes"),
+        pytest.param(
+            lambda r: r.update(sizes=[[1, 1, 17], [1, 1, -1]]), "sizes must be 16", id="negative sizes"
+        ),
         pytest.param(lambda r: r.update(bad=[[99, "x", None]]), "bad must be", id="bad row elsewhere"),
-        pytest.param(lambda r: r.update(bad=[[16, "ok", None]]), "needs a reason code", id="bad row that is ok"),
+        pytest.param(
+            lambda r: r.update(bad=[[16, "ok", None]]), "needs a reason code", id="bad row that is ok"
+        ),
         pytest.param(lambda r: r.update(manifest="0" * 64), "manifest must be", id="manifest"),
         pytest.param(lambda r: r.update(more=1), "Extra inputs", id="unknown field"),
     ],

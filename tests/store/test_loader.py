@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from activault.store import ActivationLoader, Batch, ConfigError, CorruptStoreError, Store, open_store
-from activault.store import reading
+from activault.store import (
+    ActivationLoader,
+    Batch,
+    ConfigError,
+    CorruptStoreError,
+    Store,
+    open_store,
+    reading,
+)
 
 from .conftest import MakePlan, Plan
 
@@ -163,10 +170,10 @@ def test_a_damaged_shard_reaches_the_consumer_and_no_batch_is_lost(copy: Path, n
     (copy / "layer_02" / "cls" / "c" / "1" / "0" / "0").write_bytes(b"x")
     store = open_store(copy)
     loader = make(store, num_threads=num_threads, shuffle=False, pool_bytes=1)
-    seen: list[int] = []
+    batches = iter(loader)
+    seen = rows_of([next(batches), next(batches)])
     with pytest.raises(CorruptStoreError, match=r"rows 16 to 19 \(shard 1\): layer_02/cls/c/1/0/0 must have"):
-        for batch in loader:
-            seen += batch.rows.tolist()
+        next(batches)
     assert seen == [row for row in range(16) if row != 7][:14]
     assert loader.state_dict()["batch"] == 2
 
@@ -215,12 +222,10 @@ def test_at_most_two_pools_are_held_while_batches_fit_in_one(store: Store) -> No
 
     loader = make(store, batch_size=4)
     plan = loader.plan(0)
-    held = []
     execution = Execution(
         store.chunks, plan, layers=[0], kinds=store.kinds, dtype=np.dtype(np.uint16), num_threads=2
     )
     with execution:
-        for _ in execution.batches(0):
-            held.append(len(execution._pools) + len(execution._spare))
+        held = [len(execution._pools) + len(execution._spare) for _ in execution.batches(0)]
     assert len(plan.pools) > 3
     assert max(held) <= 2

@@ -35,7 +35,9 @@ def test_every_row_comes_exactly_once(
 
 
 @given(ROWS, SIZES, SIZES)
-def test_every_chunk_is_in_one_pool_and_pools_are_bounded(rows: np.ndarray, chunk_rows: int, pool_rows: int) -> None:
+def test_every_chunk_is_in_one_pool_and_pools_are_bounded(
+    rows: np.ndarray, chunk_rows: int, pool_rows: int
+) -> None:
     plan = make(rows, chunk_rows=chunk_rows, pool_rows=pool_rows)
     chunks = np.concatenate([pool.chunks for pool in plan.pools])
     assert sorted(chunks) == np.unique(rows // chunk_rows).tolist()

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 import zarr
 
-from activault.store import ConfigError, CorruptStoreError, IncompleteStoreError, NotAStoreError, Store, open_store
-from activault.store import shard_files
+from activault.store import (
+    ConfigError,
+    CorruptStoreError,
+    IncompleteStoreError,
+    NotAStoreError,
+    Store,
+    open_store,
+    shard_files,
+)
 
 from .conftest import MakePlan, Plan
 
@@ -31,7 +38,9 @@ FORMAT = Path(__file__).parents[2] / "store" / "FORMAT.md"
     ],
     ids=str,
 )
-def test_rows_are_read_in_the_order_asked(store: Store, written: Plan, rows: object, numbers: list[int]) -> None:
+def test_rows_are_read_in_the_order_asked(
+    store: Store, written: Plan, rows: object, numbers: list[int]
+) -> None:
     read = store.read(rows, [0, 2, 4])  # type: ignore[arg-type]
     assert read.dtype == np.float32
     assert read.shape == (len(numbers), 3, 9, 8)
@@ -48,7 +57,9 @@ def test_rows_are_read_in_the_order_asked(store: Store, written: Plan, rows: obj
     ],
     ids=str,
 )
-def test_kinds_stand_in_the_layouts_order(store: Store, written: Plan, tokens: str, places: list[int]) -> None:
+def test_kinds_stand_in_the_layouts_order(
+    store: Store, written: Plan, tokens: str, places: list[int]
+) -> None:
     read = store.read(slice(21, 30), [4, 0], tokens)
     assert np.array_equal(read, written.stored[21:30, [2, 0]][:, :, places])
 
@@ -66,7 +77,9 @@ def test_kinds_stand_in_the_layouts_order(store: Store, written: Plan, tokens: s
         ([0], [0], "clss", "token kinds are cls, registers, patches or all; got 'clss'"),
     ],
 )
-def test_what_is_not_there_is_refused(store: Store, rows: object, layers: list[int], tokens: str, message: str) -> None:
+def test_what_is_not_there_is_refused(
+    store: Store, rows: object, layers: list[int], tokens: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         store.read(rows, layers, tokens)  # type: ignore[arg-type]
 
@@ -84,7 +97,9 @@ def test_rows_that_are_not_written_are_an_error(plan: Plan) -> None:
     assert store.finished_rows.tolist() == [*range(16), *range(32, 48)]
     assert 7 not in store.valid_rows
     assert np.array_equal(store.read(range(32, 48), [0]), plan.stored[32:48, :1])
-    with pytest.raises(IncompleteStoreError, match=r"rows 16 to 31 are not written yet \(shard 1 has no record\)"):
+    with pytest.raises(
+        IncompleteStoreError, match=r"rows 16 to 31 are not written yet \(shard 1 has no record\)"
+    ):
         store.read([0, 20], [0])
 
 
@@ -114,7 +129,9 @@ def test_plain_zarr_reads_what_the_format_shows(written: Plan) -> None:
 def test_plain_zarr_agrees_on_every_array(written: Plan) -> None:
     group = zarr.open_group(str(written.path), mode="r")
     parts = [
-        np.concatenate([group[f"layer_{layer:02d}/{kind}"][:] for kind in ("cls", "registers", "patches")], axis=1)
+        np.concatenate(
+            [group[f"layer_{layer:02d}/{kind}"][:] for kind in ("cls", "registers", "patches")], axis=1
+        )
         for layer in (0, 2, 4)
     ]
     assert np.array_equal(np.stack(parts, axis=1), written.stored, equal_nan=True)
@@ -174,7 +191,9 @@ def test_a_store_can_be_pickled(store: Store) -> None:
         pytest.param(lambda path: None, "does not exist", id="nothing"),
         pytest.param(lambda path: path.mkdir(), "is not an activation store", id="empty folder"),
         pytest.param(lambda path: path.write_text("x"), "is not an activation store", id="file"),
-        pytest.param(lambda path: zarr.open_group(str(path), mode="w"), "without activations", id="other Zarr"),
+        pytest.param(
+            lambda path: zarr.open_group(str(path), mode="w"), "without activations", id="other Zarr"
+        ),
     ],
 )
 def test_what_is_no_store_is_refused(tmp_path: Path, make: object, message: str) -> None:
@@ -190,7 +209,9 @@ def damaged_array(copy: Path, shard: int = 1) -> Path:
 def test_a_missing_shard_is_an_error(copy: Path, written: Plan) -> None:
     damaged_array(copy).unlink()
     store = open_store(copy)
-    with pytest.raises(CorruptStoreError, match=r"rows 16 to 19 \(shard 1\): layer_02/patches/c/1/0/0 is missing"):
+    with pytest.raises(
+        CorruptStoreError, match=r"rows 16 to 19 \(shard 1\): layer_02/patches/c/1/0/0 is missing"
+    ):
         store.read([16], [2])
     assert np.array_equal(store.read(slice(32, 50), [2]), written.stored[32:, 1:2])
 
@@ -216,13 +237,15 @@ def test_a_missing_inner_chunk_is_an_error(copy: Path) -> None:
 
 
 def test_an_ok_row_that_reads_as_fill_is_an_error(copy: Path) -> None:
-    array = zarr.open_array(str(copy / "layer_02" / "patches"), mode="r+")
-    array.with_config({"write_empty_chunks": True})[16:20] = np.nan
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        zarr.open_array(str(copy / "layer_02" / "patches"), mode="r+")[16:20] = np.nan
     store = open_store(copy)
     record = store.chunks.record(1)  # kept by the store; made to lie about the file's new size
     lying = record.files[5].model_copy(update={"bytes": damaged_array(copy).stat().st_size})
     object.__setattr__(record, "files", (*record.files[:5], lying, *record.files[6:]))
-    with pytest.raises(CorruptStoreError, match="row 16 is ok by its record, but reads as fill in layer 2, patches"):
+    with pytest.raises(
+        CorruptStoreError, match="row 16 is ok by its record, but reads as fill in layer 2, patches"
+    ):
         store.read([16], [2])
 
 

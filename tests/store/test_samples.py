@@ -45,7 +45,9 @@ def test_content_hash_tells_plans_apart(keys: list[str], labels: list[str | None
 
 def test_outcomes_do_not_change_the_content_hash() -> None:
     table = plan_samples(["a", "b", "c"], [None] * 3, "images")
-    done = with_outcomes(table, [(range(1, 3), [Outcome(status="empty", reason="0 bytes"), Outcome(status="ok", width=3)])])
+    done = with_outcomes(
+        table, [(range(1, 3), [Outcome(status="empty", reason="0 bytes"), Outcome(status="ok", width=3)])]
+    )
     assert content_hash(done) == content_hash(table)
     assert done["status"].to_pylist() == ["pending", "empty", "ok"]
     assert done["reason"].to_pylist() == [None, "0 bytes", None]

@@ -98,7 +98,9 @@ def test_one_owner_writes_a_shard(plan: Plan, monkeypatch: pytest.MonkeyPatch) -
         ("float32", np.inf, "inf"),
     ],
 )
-def test_a_value_that_is_not_finite_is_refused(make_plan: MakePlan, dtype: str, value: float, shown: str) -> None:
+def test_a_value_that_is_not_finite_is_refused(
+    make_plan: MakePlan, dtype: str, value: float, shown: str
+) -> None:
     plan = make_plan(dtype=dtype)
     plan.values[18, 1, 5, 3] = value
     writer = plan.open()
@@ -230,11 +232,31 @@ def test_a_full_disk_is_told_with_the_remedy(plan: Plan, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(writer_module, "write_shard_file", full)
-        with pytest.raises(StoreError, match=r"could not be written \(No space left on device\); free at least"):
+        with pytest.raises(
+            StoreError, match=r"could not be written \(No space left on device\); free at least"
+        ):
             plan.publish(writer, 0)
     assert writer.unfinished == [0, 1, 2, 3]
     plan.publish(writer, 0)
     assert writer.unfinished == [1, 2, 3]
+
+
+def test_everything_is_on_disk_before_the_record(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+
+    def note(handle: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", note)
+    writer = plan.open()
+    synced.clear()
+    plan.publish(writer, 0)
+    arrays = [str(file) for file in plan.path.glob("layer_*/*/c/0/0/0")]
+    assert len(arrays) == 9
+    record = next(place for place, name in enumerate(synced) if ".00000.json." in name)
+    statistics = next(place for place, name in enumerate(synced) if ".00000.stats" in name)
+    assert max(map(synced.index, arrays)) < statistics < record
+    assert synced[-1] == str(plan.path / "shards")
 
 
 def test_path_may_be_text(plan: Plan) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest import Plan, make_manifest  # noqa: E402
+from conftest import Plan, make_manifest
 
 
 def kill_at(step: int) -> None:
