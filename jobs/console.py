@@ -66,19 +66,20 @@ def progress_bar(title: str, unit: str, *, quiet: bool = False) -> Iterator[Adva
         TextColumn("{task.fields[note]}"),
     )
     began = time.perf_counter()
-    state = {"done": 0.0, "note": ""}
+    reached, said = 0.0, ""
     with Progress(*columns, console=err, disable=quiet or not err.is_terminal) as progress:
         bar = progress.add_task(title, total=None, note="", done="")
 
         def advance(done: float, total: float, note: str = "") -> None:
-            state.update(done=done, note=note)
+            nonlocal reached, said
+            reached, said = done, note
             spoken = f"{human_bytes(done)} of {human_bytes(total)}"
             progress.update(bar, completed=done, total=total, note=note, done=spoken)
 
         yield advance
     if not quiet and not err.is_terminal:
-        done = human_bytes(float(state["done"])) if unit == "B" else f"{state['done']:,.0f} {unit}"
-        err.print(f"{title}: {done} in {human_seconds(time.perf_counter() - began)} {state['note']}".rstrip())
+        amount = human_bytes(reached) if unit == "B" else f"{reached:,.0f} {unit}"
+        err.print(f"{title}: {amount} in {human_seconds(time.perf_counter() - began)} {said}".rstrip())
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -1,6 +1,6 @@
 """`info` and `verify`: what a store is and whether it is whole, without torch.
 
-    store path -> facts (a JSON-able dict) or a `VerifyReport`, and how the terminal shows them
+store path -> facts (a JSON-able dict) or a `VerifyReport`, and how the terminal shows them
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from activault.store import VerifyReport, open_store, verify_store
+from activault.store import CorruptStoreError, VerifyReport, open_store, verify_store
 
 from . import console
 
-__all__ = ["facts", "report_json", "show_facts", "show_report", "verify"]
+__all__ = ["facts", "report_json", "require_sound", "show_facts", "show_report", "verify"]
 
 
 def facts(path: Path) -> dict[str, Any]:
@@ -57,7 +57,9 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
         "ok": report.ok,
         "finished_shards": report.finished_shards,
         "num_shards": report.num_shards,
-        "faults": [{"where": fault.where, "rule": fault.rule, "detail": fault.detail} for fault in report.faults],
+        "faults": [
+            {"where": fault.where, "rule": fault.rule, "detail": fault.detail} for fault in report.faults
+        ],
     }
 
 
@@ -68,3 +70,20 @@ def show_report(path: Path, report: VerifyReport) -> None:
     shards = f"{report.finished_shards} of {report.num_shards} shards finished"
     verdict = "sound" if report.ok else f"{len(report.faults)} fault(s)"
     console.out.print(f"{path}: {verdict}, {shards}", markup=False, soft_wrap=True)
+
+
+def require_sound(path: Path, *, quiet: bool) -> None:
+    """A deep verification of a finished store that other steps stand on.
+
+    Raises:
+        CorruptStoreError: there is a fault; names the first and how many there are.
+    """
+    report = verify(path, deep=True, complete=True, quiet=quiet)
+    if report.faults:
+        fault = report.faults[0]
+        raise CorruptStoreError(
+            f"{path} has {len(report.faults)} fault(s), the first: {fault.where}: {fault.rule}; "
+            f"{fault.detail}; `activault verify {path} --deep` lists all"
+        )
+    if not quiet:
+        show_report(path, report)

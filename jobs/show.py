@@ -1,0 +1,94 @@
+"""Results as the terminal shows them; numbers in tables, one idea a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import console
+
+if TYPE_CHECKING:
+    from activault.extract import ExtractSummary
+    from activault.train import RunSummary
+
+    from .tasks import FoundPhases
+
+__all__ = ["bytes_line", "show_extraction", "show_phases", "show_probe", "show_training"]
+
+
+def bytes_line(num_bytes: int, float32_bytes: int) -> str:
+    """`268 MB, 1 / 2.66 of float32`."""
+    return f"{console.human_bytes(num_bytes)}, 1 / {float32_bytes / max(num_bytes, 1):.2f} of float32"
+
+
+def show_extraction(store: Path, summary: ExtractSummary) -> None:
+    """Rows, bytes, where the time went, and the digest."""
+    bad = ", ".join(f"{count} {status}" for status, count in summary.bad.items())
+    rate = summary.num_new / summary.seconds if summary.seconds else 0.0
+    lines = {
+        "rows": f"{summary.num_rows:,}" + (f", of which bad: {bad}" if bad else ""),
+        "new": f"{summary.num_new:,} in {console.human_seconds(summary.seconds)} ({rate:,.1f} rows/s)",
+        "stored": bytes_line(summary.num_bytes, summary.float32_bytes),
+        "digest": summary.digest,
+    }
+    if summary.num_new:
+        lines["time"] = ", ".join(f"{name} {share:.0%}" for name, share in summary.stalls.items())
+    console.out.print(f"{store}", markup=False, style="bold", soft_wrap=True)
+    for name, text in lines.items():
+        console.out.print(f"  {name:<7} {text}", markup=False, soft_wrap=True)
+
+
+def show_phases(found: FoundPhases) -> None:
+    """Every k with its phases, the stability of each cut, and the second-best cuts; then the cost curve."""
+    rows = []
+    for phases in found.phases:
+        kept = "  ".join(f"{share:.0%}" for share in phases.stability or ())
+        second = ", ".join(map(str, phases.second_cuts)) if phases.second_cuts else "-"
+        cuts = ", ".join(map(str, phases.cuts)) or "-"
+        rows.append((str(phases.k), cuts, kept or "-", f"{phases.value:.3f}", second))
+    cost = found.phases[0].cost
+    title = f"Phases by {cost}, from {found.num_rows:,} images of the training split"
+    console.out.print(
+        console.table(title, ("k", "cuts after layers", "kept", "cost", "second-best cuts"), rows)
+    )
+    curve = "  ".join(f"{phases.k}: {phases.value:.3f}" for phases in found.curve)
+    console.out.print(f"cost by k   {curve}", soft_wrap=True)
+    if cost != "ncut":
+        console.out.print("Only the cost ncut gives the published phases of DINOv2 ViT-B/14.")
+
+
+def show_training(run: Path, summary: RunSummary) -> None:
+    """Stages with their last loss and the share of time spent waiting for data."""
+    rows = [
+        (
+            stage.name,
+            f"{stage.steps:,}",
+            f"{stage.loss:.4f}",
+            console.human_seconds(stage.seconds),
+            f"{stage.wait_seconds / stage.seconds:.1%}" if stage.seconds else "-",
+        )
+        for stage in summary.stages
+    ]
+    cuts = ", ".join(map(str, summary.cuts)) or "none"
+    title = f"{run}: cuts {cuts}; {summary.num_parameters:,} parameters"
+    console.out.print(console.table(title, ("stage", "steps", "loss", "time", "waiting for data"), rows))
+
+
+def show_probe(probe: dict[str, Any]) -> None:
+    """Accuracy and retention of every model under both heads; `probe` is `ProbeReport.to_dict()`."""
+    rows = [
+        (
+            name,
+            *(f"{score[f'{head}_accuracy']:.1%}" for head in ("frozen", "refitted")),
+            *(f"{score[f'{head}_retention']:.1%}" for head in ("frozen", "refitted")),
+        )
+        for name, score in probe["scores"].items()
+    ]
+    title = (
+        f"Linear probe: {len(probe['classes'])} classes, {probe['num_train']:,} training and "
+        f"{probe['num_test']:,} test rows, chance {probe['chance']:.1%}"
+    )
+    columns = ("model", "accuracy\nfrozen", "accuracy\nrefitted", "retention\nfrozen", "retention\nrefitted")
+    console.out.print(console.table(title, columns, rows))
+    verdict = "beats" if probe["beats_baselines"] else "does NOT beat"
+    console.out.print(f"The surrogate {verdict} every baseline under both heads.")

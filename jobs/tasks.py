@@ -1,0 +1,282 @@
+"""The work behind each command that needs torch: it joins the rooms, hands the teacher's modules to training,
+and reports progress. What the terminal then shows of a result is in `show.py`.
+
+    extract_images  find_phases  train_run  probe_run  write_analysis
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from activault.analyze import (
+    Cost,
+    LayerSimilarity,
+    Phases,
+    ReportInputs,
+    Rollout,
+    StoreAnalysis,
+    analyze_store,
+    cost_curve,
+    cut_stability,
+    layer_similarity,
+    max_cut_phases,
+    max_num_phases,
+)
+from activault.store import ConfigError, Store, open_store, split_rows
+
+from . import console
+from .report_inputs import report_inputs
+
+if TYPE_CHECKING:
+    import torch
+
+    from activault.extract import ExtractOptions, ExtractSummary
+    from activault.train import ProbeReport, Raptor, RolloutMetrics, Run, RunSummary
+
+__all__ = [
+    "Analysis",
+    "FoundPhases",
+    "extract_images",
+    "find_phases",
+    "probe_run",
+    "train_run",
+    "write_analysis",
+]
+
+SHOWN_PHASES = (2, 3, 4)
+NUM_RESAMPLES = 200
+"""Bootstrap resamples of the images behind a cut's stability: a standard error of at most 3.5 %."""
+
+
+def extract_images(
+    images: Path, store: Path, options: ExtractOptions, *, quiet: bool = False
+) -> ExtractSummary:
+    """Plan, extract, resume; see `activault.extract.extract`."""
+    from activault.extract import extract
+
+    with console.progress_bar("extract", "rows", quiet=quiet) as advance:
+        return extract(images, store, options, progress=advance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundPhases:
+    """A store's phases for several k, and what they were cut from."""
+
+    similarity: LayerSimilarity
+    phases: tuple[Phases, ...]
+    """One division for every k that was asked for, with the stability of its cuts."""
+    curve: tuple[Phases, ...]
+    """The best division for every possible k."""
+    num_rows: int
+    """Images of the training split that were looked at."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON takes it."""
+        return {
+            "num_rows": self.num_rows,
+            "layers": list(self.similarity.layers),
+            "similarity": self.similarity.matrix.tolist(),
+            "phases": [dataclasses.asdict(phases) for phases in self.phases],
+            "cost_curve": [
+                {"k": phases.k, "value": phases.value, "cuts": phases.cuts} for phases in self.curve
+            ],
+        }
+
+
+def find_phases(path: Path, *, k: Sequence[int], cost: Cost = "ncut", quiet: bool = False) -> FoundPhases:
+    """Similarity and phases from the training rows, so that a recipe's phases never see a test image.
+
+    Raises:
+        ConfigError: a k does not fit the layers.
+    """
+    store = open_store(path)
+    rows = _split(store)["train"]
+    with console.progress_bar("phases", "rows", quiet=quiet) as advance:
+        similarity = layer_similarity(store, rows, progress=advance)
+    phases = tuple(_stable(similarity, number, cost) for number in sorted(set(k)))
+    return FoundPhases(
+        similarity=similarity, phases=phases, curve=cost_curve(similarity, cost), num_rows=len(rows)
+    )
+
+
+def _stable(similarity: LayerSimilarity, k: int, cost: Cost) -> Phases:
+    phases = max_cut_phases(similarity, k, cost)
+    return dataclasses.replace(phases, stability=cut_stability(similarity, phases, NUM_RESAMPLES))
+
+
+def _split(store: Store) -> dict[str, npt.NDArray[np.int64]]:
+    """Training and test rows; both need to be there."""
+    split = split_rows(store.samples, store.valid_rows)
+    for name in ("train", "test"):
+        if not len(split[name]):
+            counts = {key: len(rows) for key, rows in split.items()}
+            raise ConfigError(
+                f"the store has no rows in split {name!r} ({counts}); the split is the first folder of a key, "
+                "train or test, or drawn by key where there are no such folders"
+            )
+    return split
+
+
+def train_run(
+    recipe_path: Path,
+    out: Path,
+    *,
+    overrides: Sequence[str] = (),
+    device: str = "auto",
+    quiet: bool = False,
+) -> RunSummary:
+    """Train a recipe to its end, finding its phases and fetching the teacher's blocks from the store."""
+    from activault.extract.backbone import load_teacher
+    from activault.train import StageProgress, load_recipe, train
+
+    recipe = load_recipe(recipe_path, overrides)
+    store = open_store(recipe.store)
+    cuts = recipe.cuts
+    if cuts is None:
+        assert recipe.num_phases is not None, "a recipe has cuts or num_phases"
+        cuts = max_cut_phases(
+            layer_similarity(store, _split(store)["train"]), recipe.num_phases, recipe.cost
+        ).cuts
+    blocks = list(load_teacher(store.teacher_dir).blocks) if recipe.teacher_block else None
+    total = recipe.stage1.steps * (len(cuts) + 1) + recipe.stage2.steps
+    done: dict[str, int] = {}
+    with console.progress_bar("train", "steps", quiet=quiet) as advance:
+
+        def report(state: StageProgress) -> None:
+            done[state.stage] = state.step
+            loss = "" if state.loss is None else f" loss {state.loss:.4f}"
+            advance(sum(done.values()), total, f"{state.stage}{loss}")
+
+        return train(
+            recipe, out, store=store, cuts=cuts, teacher_blocks=blocks, device=device, progress=report
+        )
+
+
+def probe_run(
+    path: Path,
+    run_path: Path,
+    *,
+    task: Literal["classification"] = "classification",
+    device: str = "auto",
+    quiet: bool = False,
+) -> ProbeReport:
+    """Teacher, surrogate and baselines under linear heads; also written to the run's `probe.json`."""
+    from activault.extract.backbone import load_teacher
+    from activault.train import load_run, pick_device, probe, repeated_blocks
+
+    store, run, chosen = open_store(path), load_run(run_path), pick_device(device)
+    _check_fit(store, run)
+    split = _split(store)
+    teacher = load_teacher(store.teacher_dir).to(chosen)
+    untrained = repeated_blocks(run.model.config, list(teacher.blocks)).to(chosen)
+    with console.progress_bar("probe", "rows", quiet=quiet) as advance:
+        report = probe(
+            store,
+            run.model.to(chosen),
+            teacher.norm,
+            {"untrained blocks": untrained},
+            split["train"],
+            split["test"],
+            device=chosen,
+            progress=advance,
+        )
+    text = json.dumps({"task": task, "store_digest": store.digest, **report.to_dict()}, indent=2)
+    (run_path / "probe.json").write_text(text + "\n", encoding="utf-8")
+    return report
+
+
+def _check_fit(store: Store, run: Run) -> None:
+    """A run rolls out from a store of its own teacher; the images may be others."""
+    if store.manifest.teacher.weights_sha256 != run.teacher_sha256:
+        raise ConfigError(
+            f"a run is held against its own teacher's activations; {run.path} was trained on weights "
+            f"{run.teacher_sha256[:12]}..., {store.path} has {store.manifest.teacher.weights_sha256[:12]}..."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What `activault analyze` leaves."""
+
+    page: Path
+    """The HTML report."""
+    inputs: ReportInputs
+    """Everything that is in it."""
+    rollout: RolloutMetrics | None
+    """R2 and cosine of the run's roll-outs on test rows, if there was a run."""
+    probe: dict[str, Any] | None
+    """The run's probes, as `ProbeReport.to_dict` gives them, if there was a run and there are labels."""
+
+
+def write_analysis(
+    path: Path, out: Path, *, run_path: Path | None = None, device: str = "auto", quiet: bool = False
+) -> Analysis:
+    """Every analysis, on all rows or, beside a run, on test rows alone; figures, numbers and the page.
+
+    The phases are those of `find_phases`, from the training rows, so that every command tells the same ones.
+    """
+    from activault.analyze import write_report
+
+    store = open_store(path)
+    num_blocks = len([layer for layer in store.layers if layer >= 1])
+    fitting = [k for k in SHOWN_PHASES if k <= max_num_phases(num_blocks)]
+    found = find_phases(path, k=fitting, quiet=quiet)
+    if run_path is None:
+        analysis = _analyzed(store, store.valid_rows, None, quiet)
+        inputs = report_inputs(store, analysis, found)
+        return Analysis(page=write_report(out, inputs), inputs=inputs, rollout=None, probe=None)
+    return _analysis_of_run(store, out, found, run_path, device, quiet)
+
+
+def _analysis_of_run(
+    store: Store, out: Path, found: FoundPhases, run_path: Path, device: str, quiet: bool
+) -> Analysis:
+    from activault.analyze import write_report
+    from activault.train import evaluate_rollout, load_run, pick_device
+
+    run, chosen = load_run(run_path), pick_device(device)
+    _check_fit(store, run)
+    model, rows = run.model.to(chosen), _split(store)["test"]
+    with console.progress_bar("roll out", "rows", quiet=quiet) as advance:
+        rollout = evaluate_rollout(model, store, rows, device=chosen, progress=advance)
+    analysis = _analyzed(store, rows, _rollout_of(model, chosen), quiet)
+    probe = _probe_of(store, run_path, device, quiet) if store.classes else None
+    inputs = report_inputs(store, analysis, found, run=run, rollout=rollout, probe=probe)
+    return Analysis(page=write_report(out, inputs), inputs=inputs, rollout=rollout, probe=probe)
+
+
+def _rollout_of(model: Raptor, device: torch.device) -> Rollout:
+    """Layer 0 to all later layers, NumPy in and out."""
+    import torch
+
+    @torch.no_grad()
+    def roll(tokens: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        layers: npt.NDArray[np.float32] = model(torch.from_numpy(tokens).to(device)).cpu().numpy()
+        return layers
+
+    return roll
+
+
+def _analyzed(
+    store: Store, rows: npt.NDArray[np.int64], surrogate: Rollout | None, quiet: bool
+) -> StoreAnalysis:
+    with console.progress_bar("analyze", "rows", quiet=quiet) as advance:
+        return analyze_store(store, rows, surrogate, ks=(), progress=advance)
+
+
+def _probe_of(store: Store, run_path: Path, device: str, quiet: bool) -> dict[str, Any]:
+    """The run's probe on this store: what `activault probe` left there, or made now."""
+    path = run_path / "probe.json"
+    if path.exists():
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if report.get("store_digest") == store.digest:
+            return report
+    return probe_run(store.path, run_path, device=device, quiet=quiet).to_dict()
