@@ -64,9 +64,8 @@ class Backbone(nn.Module):
         if self.native_size != preprocessing.image_size:
             vit.set_input_size(img_size=preprocessing.image_size)
         self.vit = vit.requires_grad_(False)
-        channels = (1, 3, 1, 1)
-        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(channels), persistent=False)
-        self.register_buffer("std", torch.tensor(preprocessing.std).view(channels), persistent=False)
+        for name, values in (("mean", preprocessing.mean), ("std", preprocessing.std)):
+            self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1), persistent=False)
         self.eval()
 
     @property
