@@ -28,14 +28,13 @@ __all__ = [
     "file_sha256",
     "file_xxh3",
     "leftovers",
-    "lock_alone",
     "lock_shared",
+    "locked_alone",
     "parse_json",
     "pretty_json",
     "read_small",
     "sync_file",
     "sync_folder",
-    "unlock_alone",
     "xxh3",
 ]
 
@@ -159,24 +158,29 @@ def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
 def lock_shared(folder: Path) -> int:
     """Open the folder and hold a shared lock on it; the caller closes the handle."""
     handle = os.open(folder, os.O_RDONLY)
-    # A file system without locks: leftovers are then never collected; nothing else depends on it.
-    with contextlib.suppress(OSError):
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    _share(handle)
     return handle
 
 
-def lock_alone(handle: int) -> bool:
-    """Try to turn a shared lock into the only one; False if another writer is at work."""
+def _share(handle: int) -> None:
+    # Waits for a writer that is collecting, which takes moments. On a file system without locks leftovers are
+    # never collected; nothing else depends on it.
+    with contextlib.suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def locked_alone(handle: int) -> Iterator[bool]:
+    """Try to turn a shared lock into the only one meanwhile; False if another writer is at work."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = True
     except OSError:
-        return False
-    return True
-
-
-def unlock_alone(handle: int) -> None:
-    """Go back from the only lock to a shared one."""
-    fcntl.flock(handle, fcntl.LOCK_SH)
+        alone = False
+    try:
+        yield alone
+    finally:
+        _share(handle)  # also after a failure: flock lets go of the old lock before it tries for the new one
 
 
 def leftovers(store: Path) -> Iterator[Path]:

@@ -21,7 +21,7 @@ from .buffer import ShardBuffer
 from .codecs import non_finite, to_float32
 from .completion import write_completion
 from .errors import ConfigError, CorruptStoreError, IncompleteStoreError, NonFiniteError
-from .files import atomic_write, disk_error, leftovers, lock_alone, lock_shared, unlock_alone, xxh3
+from .files import atomic_write, disk_error, leftovers, lock_shared, locked_alone, xxh3
 from .index import INDEX, read_index
 from .records import (
     ArrayFile,
@@ -63,12 +63,11 @@ class StoreWriter:
 
     def _collect(self, handle: int) -> None:
         """Remove what killed writers left, unless another writer is at work: it could be theirs."""
-        if not lock_alone(handle):
-            return
-        (self.path / PLANNING).unlink(missing_ok=True)
-        for file in leftovers(self.path):
-            file.unlink(missing_ok=True)
-        unlock_alone(handle)
+        with locked_alone(handle) as alone:
+            if alone:
+                (self.path / PLANNING).unlink(missing_ok=True)
+                for file in leftovers(self.path):
+                    file.unlink(missing_ok=True)
 
     def __enter__(self) -> StoreWriter:
         return self

@@ -209,9 +209,11 @@ def test_leftovers_are_collected_unless_another_writer_is_at_work(plan: Plan) ->
     leftovers = [folder / "0.abc.partial", plan.path / "shards" / ".00000.json.abc.tmp"]
     for file in leftovers:
         file.write_bytes(b"half")
+    second = plan.open()
+    writer.close()
     plan.open().close()
     assert all(file.exists() for file in leftovers)
-    writer.close()
+    second.close()
     plan.open()
     assert not any(file.exists() for file in leftovers)
 
