@@ -5,6 +5,7 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from activault.extract.backbone import Backbone, load_backbone, save_teacher  # noqa: E402
+from activault.extract.run import ExtractOptions  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +70,22 @@ def make_folder(tmp_path: Path) -> MakeFolder:
 def noise() -> np.ndarray:
     """(40, 60, 3) uint8: an image that no two places of are alike."""
     return np.random.default_rng(3).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def options(tiny_weights: Path) -> ExtractOptions:
+    return ExtractOptions(
+        teacher="test_vit",
+        weights=tiny_weights,
+        image_size=32,
+        resize=32,
+        layers="0,6",
+        shard_rows=8,
+        batch_size=4,
+        workers=2,
+        device="cpu",
+    )
+
+
+def changed(options: ExtractOptions, **fields: Any) -> ExtractOptions:
+    return ExtractOptions(**{**vars(options), **fields})

@@ -1,0 +1,205 @@
+"""Going on: after Ctrl-C, after a kill, with a finished store, and never with another request's."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activault.extract import run as module
+from activault.extract.backbone import Backbone
+from activault.extract.run import ExtractOptions, extract
+from activault.store import StoreMismatchError, open_store, verify_store
+
+from .conftest import MakeFolder, changed
+
+
+def test_two_runs_of_one_request_have_one_digest_and_other_seeds_another(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    folder = make_folder(20)
+    first = extract(folder, tmp_path / "a.zarr", options)
+    again = extract(folder, tmp_path / "b.zarr", changed(options, workers=1))
+    other = extract(folder, tmp_path / "c.zarr", changed(options, seed=1))
+    assert first.digest == again.digest != other.digest
+
+
+def test_a_finished_store_is_left_as_it_is(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    folder, path = make_folder(9), tmp_path / "s.zarr"
+    first = extract(folder, path, options)
+    before = {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.is_file()}
+    again = extract(folder, path, changed(options, batch_size=2, workers=1, shard_rows=None))
+    assert (again.digest, again.num_new, again.num_rows) == (first.digest, 0, 9)
+    assert before == {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch, tiny: Backbone, options: ExtractOptions) -> ExtractOptions:
+    """A request whose teacher comes from timm's hub, here the tiny teacher; it may be loaded once."""
+    info = tiny.info.model_copy(update={"weights": "timm hub, test_vit"})
+    loads = iter([0])
+
+    def load(*_: object, **__: object) -> Backbone:
+        if next(loads, None) is None:
+            pytest.fail("the teacher's weights were loaded again")
+        return Backbone(load_vit(tiny), info, tiny.preprocessing)
+
+    monkeypatch.setattr(module, "load_backbone", load)
+    return changed(options, weights=None)
+
+
+def load_vit(tiny: Backbone) -> Any:
+    from activault.extract.backbone import _build
+    from activault.extract.weights import assign
+
+    vit = _build("test_vit")
+    assign(vit, tiny.tensors(), "")
+    return vit
+
+
+def test_a_finished_store_of_a_named_teacher_is_known_without_its_weights(
+    make_folder: MakeFolder, tmp_path: Path, named: ExtractOptions
+) -> None:
+    folder = make_folder(9)
+    first = extract(folder, tmp_path / "s.zarr", named)
+    assert extract(folder, tmp_path / "s.zarr", named).digest == first.digest
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"teacher": "test_vit3"}, "teacher is 'test_vit' there and 'test_vit3' here"),
+        ({"teacher": "demo"}, "teacher is 'test_vit' there and 'demo' here"),
+        ({"image_size": 64, "resize": 64}, r"image_size is \(32, 32\) there and \(64, 64\) here"),
+        ({"resize": None}, "resize is 32 there and 37 here"),
+        ({"layers": "0-3"}, r"layers is \(0, 6\) there and \(0, 1, 2, 3\) here"),
+        ({"tokens": "cls"}, "tokens is .* here"),
+        ({"dtype": "float32"}, "dtype is 'bfloat16' there and 'float32' here"),
+        ({"shard_rows": 4}, "shard_rows is 8 there and 4 here"),
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"limit": 3}, "rows is 9 there and 3 here; choose another path"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_another_request_for_a_finished_store_of_a_named_teacher(
+    make_folder: MakeFolder, tmp_path: Path, named: ExtractOptions, fields: dict[str, Any], message: str
+) -> None:
+    folder = make_folder(9)
+    extract(folder, tmp_path / "s.zarr", named)
+    with pytest.raises(StoreMismatchError, match=message):
+        extract(folder, tmp_path / "s.zarr", changed(named, **fields))
+
+
+def test_other_images_for_a_finished_store(
+    make_folder: MakeFolder, tmp_path: Path, named: ExtractOptions
+) -> None:
+    folder = make_folder(9)
+    extract(folder, tmp_path / "s.zarr", named)
+    (folder / "class0" / "000.png").rename(folder / "class0" / "009.png")
+    with pytest.raises(StoreMismatchError, match=r"source is .* here"):
+        extract(folder, tmp_path / "s.zarr", named)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seed": 1}, "row_seed is 0 there and 1 here"),
+        ({"layers": "1-2"}, "layers is"),
+        ({"limit": 4}, "num_rows is"),
+    ],
+    ids=["seed", "layers", "limit"],
+)
+def test_another_request_for_a_store_of_a_weights_file(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions, fields: dict[str, Any], message: str
+) -> None:
+    folder = make_folder(9)
+    digest = extract(folder, tmp_path / "s.zarr", options).digest
+    with pytest.raises(StoreMismatchError, match=message):
+        extract(folder, tmp_path / "s.zarr", changed(options, **fields))
+    assert open_store(tmp_path / "s.zarr").digest == digest
+
+
+def test_ctrl_c_stops_the_threads_and_the_next_run_goes_on(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    folder = make_folder(30)
+
+    def interrupt(done: int, _: int) -> None:
+        if done >= 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(folder, tmp_path / "s.zarr", options, progress=interrupt)
+    assert not [t for t in threading.enumerate() if t.name.startswith(("decode", "publish"))]
+    store = open_store(tmp_path / "s.zarr")
+    assert not store.complete
+    assert store.finished_rows.tolist() == list(range(16))
+    assert verify_store(tmp_path / "s.zarr", deep=True).ok
+    resumed = extract(folder, tmp_path / "s.zarr", options)
+    assert resumed.num_new == 14
+    assert resumed.digest == extract(folder, tmp_path / "fresh.zarr", options).digest
+
+
+PROGRAM = """
+    import sys, time
+    from pathlib import Path
+    import torch
+    torch.set_num_threads(1)
+    from activault.extract import ExtractOptions, extract
+
+    def progress(done, total):
+        print(done, flush=True)
+        time.sleep(0.03)
+
+    images, store, weights = map(Path, sys.argv[1:])
+    options = ExtractOptions(teacher="test_vit", weights=weights, image_size=32, resize=32, layers="0,6",
+                             shard_rows=8, batch_size=4, workers=2, device="cpu")
+    extract(images, store, options, progress=progress)
+"""
+
+
+def test_a_killed_process_is_resumed_to_the_same_digest(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    folder, store = make_folder(60), tmp_path / "s.zarr"
+    program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    arguments = [str(folder), str(store), str(options.weights)]
+    for stop, until in ((signal.SIGKILL, 17), (signal.SIGINT, 42)):
+        with subprocess.Popen(
+            [*program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if int(line) >= until:
+                    process.send_signal(stop)
+                    began = time.monotonic()
+                    break
+            _, errors = process.communicate(timeout=60)
+        assert time.monotonic() - began < 20
+        assert process.returncode != 0, errors
+        assert verify_store(store, deep=True).ok
+        assert 0 < len(open_store(store).finished_rows) < 60
+    resumed = extract(folder, store, options)
+    assert 0 < resumed.num_new < 60
+    assert resumed.digest == extract(folder, tmp_path / "fresh.zarr", options).digest
+    assert not [path for path in store.rglob("*") if path.name.endswith((".tmp", ".partial"))]
+
+
+def test_a_store_that_was_begun_keeps_its_grid(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(20)
+    extract(folder, tmp_path / "s.zarr", options)
+    (tmp_path / "s.zarr" / "index.parquet").unlink()
+    (tmp_path / "s.zarr" / "shards" / "00001.json").unlink()
+    monkeypatch.setattr(module, "memory_bytes", lambda: 1 << 20)
+    assert extract(folder, tmp_path / "s.zarr", changed(options, shard_rows=None)).num_new == 8
