@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from activault.extract import ExtractOptions
-from activault.extract.demo_images import DemoImages, demo_images
+from activault.extract.demo_crops import DemoImages, demo_images
 
 from . import console, inspect, show, tasks
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from activault.extract.backbone import Backbone, load_backbone
-from activault.extract.demo_images import photograph
+from activault.extract.demo_crops import photograph
 from activault.extract.onnx_teacher import convert_graph, convert_wheel, read_graph
 from activault.extract.preprocess import to_pixels
 from activault.extract.weights import (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from activault.extract import demo_images as module
-from activault.extract.demo_images import PHOTOGRAPHS, DemoImages, demo_images, photograph
+from activault.extract import demo_crops as module
+from activault.extract.demo_crops import PHOTOGRAPHS, DemoImages, demo_images, photograph
 from activault.extract.images import ImageFolder
 from activault.store import ConfigError, ImageSourceError, MissingExtraError, split_of
 
