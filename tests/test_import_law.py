@@ -1,4 +1,4 @@
-"""The import law: images -> extract -> store -> train / analyze, with jobs on top; third parties keep to their room."""
+"""The import law: images -> extract -> store -> train / analyze, jobs on top; third parties in their rooms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread, checked shapes, tiny random teachers, and folders of small images."""
+"""One thread, tiny random teachers, and folders of small images."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxtyping import install_import_hook
+import torch
+from PIL import Image
 
-# Shapes in annotations are checked here and nowhere else; before anything imports the room.
-install_import_hook("activault.extract", "beartype.beartype")
-
-import torch  # noqa: E402
-from PIL import Image  # noqa: E402
-
-from activault.extract.backbone import Backbone, load_backbone, save_teacher  # noqa: E402
-from activault.extract.run import ExtractOptions  # noqa: E402
+from activault.extract.backbone import Backbone, load_backbone, save_teacher
+from activault.extract.run import ExtractOptions
 
 
 @pytest.fixture(autouse=True)

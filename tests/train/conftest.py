@@ -1,4 +1,4 @@
-"""One thread, checked shapes, and tiny stores made through the store's own writer."""
+"""One thread, and tiny stores made through the store's own writer."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxtyping import install_import_hook
+import torch
 
 from activault.store import Outcome, Store, create_store, open_store, plan_samples
 from activault.store.layout import KINDS, TokenLayout
 from activault.store.manifest import Manifest, Preprocessing, SourceInfo, TeacherInfo
-
-# Shapes in annotations are checked here and nowhere else; before anything imports the room.
-install_import_hook("activault.train", "beartype.beartype")
-
-import torch  # noqa: E402
 
 DIM, HEADS, NUM_LAYERS = 16, 2, 4
 LAYOUT = TokenLayout(num_cls=1, num_registers=1, grid=(2, 2))

@@ -1,0 +1,119 @@
+"""The demo's pipeline with the real teacher and real photographs, small; and what interruptions do to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activault.store import open_store, verify_store
+
+pytestmark = pytest.mark.teacher
+
+SCRIPT = Path(__file__).with_name("small_demo.py")
+
+
+@contextmanager
+def started(out: Path) -> Iterator[subprocess.Popen[str]]:
+    """The small demo as a process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def numbers_of(out: Path) -> dict[str, Any]:
+    """Run the small demo to its end."""
+    with started(out) as process:
+        stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    numbers: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+    return numbers
+
+
+def interrupt(out: Path, number: signal.Signals, when: Callable[[], bool]) -> int:
+    """Start the small demo and send it a signal as soon as `when` holds; returns its exit status."""
+    with started(out) as process:
+        give_up = time.monotonic() + 180
+        while not when():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < give_up, "the demo never came so far"
+            time.sleep(0.002)
+        process.send_signal(number)
+        return process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("demo") / "out"
+    return out, numbers_of(out)
+
+
+def test_it_leaves_a_store_a_run_and_a_report(undisturbed: tuple[Path, dict[str, Any]]) -> None:
+    out, numbers = undisturbed
+    store = open_store(out / "store.zarr")
+    assert store.complete
+    assert (store.num_rows, store.num_bad, len(store.classes)) == (90, 0, 10)
+    assert store.layers == tuple(range(13))
+    assert numbers["digest"] == store.digest
+    assert (out / "run" / "model.safetensors").is_file()
+    assert Path(numbers["report"]).is_file()
+    assert set(numbers["probe"]["scores"]) == {"teacher", "surrogate", "identity", "untrained blocks"}
+    assert [len(numbers["r2"][kind]) for kind in ("cls", "patches", "all")] == [12, 12, 12]
+    assert numbers["phases"].keys() == {"2", "3", "4"}
+
+
+def test_training_and_test_rows_are_the_folders(undisturbed: tuple[Path, dict[str, Any]]) -> None:
+    probe = undisturbed[1]["probe"]
+    assert (probe["num_train"], probe["num_test"]) == (60, 30)
+
+
+def test_started_again_it_changes_nothing(undisturbed: tuple[Path, dict[str, Any]]) -> None:
+    out, numbers = undisturbed
+    again = numbers_of(out)
+    assert {key: again[key] for key in ("digest", "final_loss", "r2", "probe")} == {
+        key: numbers[key] for key in ("digest", "final_loss", "r2", "probe")
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
+def test_interrupted_it_ends_the_same(
+    undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path, number: signal.Signals
+) -> None:
+    """Cut in the middle of the extraction, of a phase, and of the closed loop."""
+    out = tmp_path / "out"
+    records = out / "store.zarr" / "shards"
+    moments: list[Callable[[], bool]] = [
+        lambda: len(list(records.glob("*.json"))) >= 2,
+        lambda: (out / "run" / "phase_2" / "checkpoint.json").exists(),
+        lambda: (out / "run" / "closed_loop" / "checkpoint.json").exists(),
+    ]
+    for place, moment in enumerate(moments):
+        status = interrupt(out, number, moment)
+        assert status != 0, "it finished before it could be interrupted"
+        if place == 0:
+            assert not open_store(out / "store.zarr").complete, "it was past the extraction"
+        assert verify_store(out / "store.zarr", deep=True).ok
+    numbers = numbers_of(out)
+    expected = undisturbed[1]
+    assert numbers["digest"] == expected["digest"]
+    assert numbers["final_loss"] == expected["final_loss"]
+    assert numbers["r2"] == expected["r2"]
