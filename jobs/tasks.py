@@ -119,7 +119,7 @@ def _split(store: Store) -> dict[str, npt.NDArray[np.int64]]:
         if not len(split[name]):
             counts = {key: len(rows) for key, rows in split.items()}
             raise ConfigError(
-                f"the store has no rows in split {name!r} ({counts}); the split is the first folder of a key, "
+                f"there are no rows in split {name!r} ({counts}); the split is the first folder of a key, "
                 "train or test, or drawn by key where there are no such folders"
             )
     return split

@@ -1,4 +1,4 @@
-"""The import law: images -> extract -> store -> train / analyze, jobs on top; third parties in their rooms."""
+"""The import law: images -> extract -> store -> train / analyze, jobs on top; third parties in rooms."""
 
 from __future__ import annotations
 
