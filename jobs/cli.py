@@ -29,6 +29,7 @@ app = App(
     version=importlib.metadata.version("activault"),
     default_parameter=Parameter(negative=()),
     help_format="markdown",
+    suppress_keyboard_interrupt=False,
 )
 
 Several = Parameter(consume_multiple=True)
@@ -68,7 +69,9 @@ def _missing(error: ModuleNotFoundError) -> int:
         raise error
     remedy = f"python -m pip install 'activault[{extras[module]}]'"
     console.err.print(
-        f"activault: this command needs {module}, which is not installed; {remedy}", markup=False
+        f"activault: this command needs {module}, which is not installed; {remedy}",
+        markup=False,
+        soft_wrap=True,
     )
     return 2
 

@@ -55,14 +55,15 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """`gelu`: two layers, 4 dim wide. `swiglu`: gated, 4 dim wide. `swiglu_iso`: gated, 8/3 dim wide.
 
-    The gated kinds need three matrices of their width, so `swiglu` costs 1.5 times the MLP of the teacher
-    (the published form) and `swiglu_iso`, at two thirds of the width, costs the same.
+    `width` is given where a teacher's own MLP, of another width, is to be copied in. The gated kinds need
+    three matrices of their width, so `swiglu` costs 1.5 times the MLP of the teacher (the published form) and
+    `swiglu_iso`, at two thirds of the width, costs the same.
     """
 
-    def __init__(self, dim: int, kind: MlpKind) -> None:
+    def __init__(self, dim: int, kind: MlpKind, width: int | None = None) -> None:
         super().__init__()
         self.gated = kind != "gelu"
-        hidden = round(8 * dim / 3) if kind == "swiglu_iso" else 4 * dim
+        hidden = width or (round(8 * dim / 3) if kind == "swiglu_iso" else 4 * dim)
         self.fc1 = nn.Linear(dim, 2 * hidden if self.gated else hidden)
         self.fc2 = nn.Linear(hidden, dim)
 
@@ -120,6 +121,7 @@ class RecurrentBlock(nn.Module):
         num_heads: int,
         *,
         mlp: MlpKind = "gelu",
+        mlp_width: int | None = None,
         conditioned: bool = True,
         layer_scale: float = 1e-5,
         qkv_bias: bool = True,
@@ -134,7 +136,7 @@ class RecurrentBlock(nn.Module):
         self.attn = Attention(dim, num_heads, qkv_bias)
         self.ls1 = LayerScale(dim, layer_scale)
         self.norm2 = nn.LayerNorm(dim, eps=eps)
-        self.mlp = Mlp(dim, mlp)
+        self.mlp = Mlp(dim, mlp, mlp_width)
         self.ls2 = LayerScale(dim, layer_scale)
         for linear in (self.attn.qkv, self.attn.proj, self.mlp.fc1, self.mlp.fc2):
             nn.init.trunc_normal_(linear.weight, std=0.02)  # the usual ViT initialisation

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from activault.store.errors import ConfigError
 
 from .blocks import MlpKind, RecurrentBlock
-from .teacher_init import BlockChoice, teacher_tensors
+from .teacher_init import BlockChoice, plain_width, teacher_tensors
 
 __all__ = ["DepthKind", "ModelConfig", "Raptor", "RaptorConfig", "repeated_blocks"]
 
@@ -57,6 +57,8 @@ class RaptorConfig(ModelConfig):
     """Blocks of the teacher, L."""
     cuts: tuple[int, ...] = ()
     """A phase ends after each of these layers; the last phase ends after `num_layers`."""
+    mlp_width: int | None = Field(default=None, ge=1)
+    """Hidden width of the MLP, if it is the teacher's own and not the kind's."""
 
     @model_validator(mode="after")
     def _check(self) -> RaptorConfig:
@@ -87,6 +89,7 @@ class Raptor(nn.Module):
                 config.dim,
                 config.num_heads,
                 mlp=config.mlp,
+                mlp_width=config.mlp_width,
                 conditioned=config.depth != "none",
                 layer_scale=config.layer_scale,
                 qkv_bias=config.qkv_bias,
@@ -200,6 +203,7 @@ def repeated_blocks(
     Raises:
         ConfigError: as `Raptor.init_from_blocks`.
     """
-    model = Raptor(config.model_copy(update={"mlp": "gelu", "depth": "none"}))
+    plain = {"mlp": "gelu", "depth": "none", "mlp_width": plain_width(blocks)}
+    model = Raptor(config.model_copy(update=plain))
     model.init_from_blocks(blocks, choice)
     return model.eval()

@@ -32,6 +32,7 @@ from .recipe import TrainRecipe
 from .run_folder import alone_in, open_run, read_run
 from .stages import ProgressCallback, Stage, StageResult
 from .teacher_forced import phase_stages
+from .teacher_init import plain_width
 from .trainer import run_stage
 
 __all__ = ["Run", "RunSummary", "load_run", "pick_device", "raptor_config", "train"]
@@ -99,6 +100,8 @@ def train(
     if not len(rows):
         raise ConfigError(f"the store has no rows in split {recipe.split!r}; set split = 'all'")
     config = raptor_config(recipe, store, cuts)
+    if recipe.teacher_block is not None and teacher_blocks is not None and config.mlp == "gelu":
+        config = config.model_copy(update={"mlp_width": plain_width(teacher_blocks)})
     # The random state is the run's own: the same whatever was drawn before, and the caller's is left alone.
     with torch.random.fork_rng(devices=[torch.cuda.current_device()] if chosen.type == "cuda" else []):
         torch.manual_seed(recipe.seed)

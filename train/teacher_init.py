@@ -8,6 +8,7 @@ activation, normalised queries, rotary positions) is an error, never left out in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -17,12 +18,18 @@ from activault.store.errors import ConfigError
 
 from .blocks import RecurrentBlock
 
-__all__ = ["BlockChoice", "teacher_tensors"]
+__all__ = ["BlockChoice", "plain_width", "teacher_tensors"]
 
 BlockChoice = Literal["first", "middle", "last", "mean"]
 
 # A teacher may lack these; the value makes ours compute the same without them.
 NEUTRAL = {"ls1.gamma": 1.0, "ls2.gamma": 1.0, "attn.qkv.bias": 0.0, "attn.proj.bias": 0.0}
+
+
+def plain_width(blocks: Sequence[nn.Module]) -> int | None:
+    """Hidden width of the teacher's plain MLP, which is not 4 dim in every ViT; None without such an MLP."""
+    first = getattr(getattr(blocks[0], "mlp", None), "fc1", None) if len(blocks) else None
+    return first.out_features if isinstance(first, nn.Linear) else None
 
 
 def teacher_tensors(teacher: nn.Module, block: RecurrentBlock, eps: float) -> dict[str, Tensor]:

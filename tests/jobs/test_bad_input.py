@@ -19,7 +19,7 @@ def test_an_empty_folder(activault: Command, teacher: tuple[str, ...], tmp_path:
     (tmp_path / "empty").mkdir()
     answer = activault("extract", tmp_path / "empty", tmp_path / "s.zarr", *teacher)
     assert answer.status == 1
-    assert f"in {tmp_path / 'empty'}" in answer.error_line
+    assert f"the folder {tmp_path / 'empty'} is empty" in answer.error_line
     assert not (tmp_path / "s.zarr").exists()
 
 
@@ -29,7 +29,7 @@ def test_a_folder_of_text_files(activault: Command, teacher: tuple[str, ...], tm
         (tmp_path / "texts" / name).write_text("no picture")
     answer = activault("extract", tmp_path / "texts", tmp_path / "s.zarr", *teacher)
     assert answer.status == 1
-    assert "0 images among 3 files (.md, .txt)" in answer.error_line
+    assert "0 images among 3 files (.txt, .md)" in answer.error_line
     assert ".jpeg" in answer.error_line
 
 
