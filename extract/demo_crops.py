@@ -5,7 +5,8 @@ In: nothing but the installed `scikit-image` and `scikit-learn`. Out, at the def
     FOLDER/train/<photograph>/000.png ... 063.png     from one half of the photograph
     FOLDER/test/<photograph>/000.png ... 023.png      from the other half
 
-The label is the photograph. A photograph is halved across its longer side, so no test pixel was trained on.
+The label is the photograph. Its halves are the two diagonal pairs of quadrants: no pixel of a test crop was
+trained on, and both halves show something of the whole.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class DemoImages:
     """Crops of each photograph for training."""
     num_test: int = 24
     """Crops of each photograph for testing."""
-    side: int = 98
+    side: int = 84
     """Side of a crop after resizing, in pixels."""
-    smallest: float = 0.35
-    """Least side of a crop, as a share of the half's shorter side."""
+    smallest: float = 0.5
+    """Least side of a crop, as a share of a quadrant's shorter side."""
 
     def __post_init__(self) -> None:
         if min(self.num_train, self.num_test, self.side) < 1 or not 0 < self.smallest <= 1:
@@ -132,21 +133,24 @@ def _write_crops(name: str, folder: Path, options: DemoImages) -> None:
         # Python's own generator: its stream is the same in every version and on every machine.
         chance = random.Random(f"{options.seed}/{split}/{name}")  # noqa: S311
         for number in range(count):
-            _crop(half, options, chance).save(place / f"{number:03d}.png")
+            _crop(half[number % 2], options, chance).save(place / f"{number:03d}.png")
 
 
-def _halves(image: Image.Image) -> tuple[Image.Image, Image.Image]:
-    """The two halves across the longer side."""
-    width, height = image.size
-    if width >= height:
-        return image.crop((0, 0, width // 2, height)), image.crop((width // 2, 0, width, height))
-    return image.crop((0, 0, width, height // 2)), image.crop((0, height // 2, width, height))
+def _halves(image: Image.Image) -> tuple[list[Image.Image], list[Image.Image]]:
+    """The quadrants of both diagonals."""
+    (width, height), (middle, centre) = image.size, (image.width // 2, image.height // 2)
+    boxes = (
+        ((0, 0, middle, centre), (middle, centre, width, height)),
+        ((middle, 0, width, centre), (0, centre, middle, height)),
+    )
+    falling, rising = ([image.crop(box) for box in diagonal] for diagonal in boxes)
+    return falling, rising
 
 
-def _crop(half: Image.Image, options: DemoImages, chance: random.Random) -> Image.Image:
-    shorter = min(half.size)
+def _crop(quadrant: Image.Image, options: DemoImages, chance: random.Random) -> Image.Image:
+    shorter = min(quadrant.size)
     side = max(1, int(shorter * chance.uniform(options.smallest, 1.0)))
-    left = int(chance.random() * (half.width - side + 1))
-    top = int(chance.random() * (half.height - side + 1))
+    left = int(chance.random() * (quadrant.width - side + 1))
+    top = int(chance.random() * (quadrant.height - side + 1))
     box = (left, top, left + side, top + side)
-    return half.resize((options.side, options.side), Image.Resampling.BICUBIC, box=box)
+    return quadrant.resize((options.side, options.side), Image.Resampling.BICUBIC, box=box)

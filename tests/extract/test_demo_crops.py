@@ -23,7 +23,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_the_defaults_are_the_demos() -> None:
     assert len(PHOTOGRAPHS) == 10
-    assert DemoImages() == DemoImages(seed=0, num_train=64, num_test=24, side=98, smallest=0.35)
+    assert DemoImages() == DemoImages(seed=0, num_train=64, num_test=24, side=84, smallest=0.5)
 
 
 def test_crops_are_labelled_by_photograph_and_split_by_folder(tmp_path: Path) -> None:
@@ -49,8 +49,9 @@ def test_training_and_test_crops_share_no_pixel(
     size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = Image.new("RGB", size, "red")
-    half = (size[0] // 2, 0, *size) if size[0] > size[1] else (0, size[1] // 2, *size)
-    image.paste("blue", half)
+    middle, centre = size[0] // 2, size[1] // 2
+    image.paste("blue", (middle, 0, size[0], centre))
+    image.paste("blue", (0, centre, middle, size[1]))
     monkeypatch.setattr(module, "photograph", lambda _: image)
     folder = demo_images(tmp_path / "images", DemoImages(num_train=20, num_test=20, side=16))
     for split, colour in (("train", (255, 0, 0)), ("test", (0, 0, 255))):
@@ -69,8 +70,8 @@ def test_crops_differ_in_size_and_place(monkeypatch: pytest.MonkeyPatch, tmp_pat
         with Image.open(path) as crop:
             row = np.asarray(crop)[0, :, 0].astype(int)
         spans.append((row[-1] - row[0]) / 255 * 400)
-    assert 25 < min(spans) < 50
-    assert 80 < max(spans) <= 101
+    assert 23 < min(spans) < 32
+    assert 42 < max(spans) <= 51
 
 
 def test_every_photograph_comes_from_an_installed_wheel() -> None:
