@@ -40,7 +40,7 @@ SIDE = 84
 class DemoOptions:
     """How large the demo is; the defaults are the ones whose numbers the README tells."""
 
-    images: DemoImages = field(default_factory=lambda: DemoImages(side=SIDE, num_train=70, num_test=30))
+    images: DemoImages = field(default_factory=lambda: DemoImages(side=SIDE, num_train=70, num_test=36))
     """The crops."""
     shard_rows: int = 128
     """Small shards, so that an interrupted extraction loses seconds."""
