@@ -26,18 +26,17 @@ SCRIPT = Path(__file__).with_name("small_demo.py")
 def started(out: Path) -> Iterator[subprocess.Popen[str]]:
     """The small demo as a process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, str(SCRIPT), str(out)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def numbers_of(out: Path) -> dict[str, Any]:
