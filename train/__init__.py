@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from .metrics import R2Accumulator, RolloutMetrics, evaluate_rollout
 from .probes import ProbeReport, ProbeScore, probe
-from .raptor import ModelConfig, Raptor, RaptorConfig, repeated_blocks
+from .raptor import ModelConfig, Raptor, RaptorConfig
 from .recipe import Stage1Config, Stage2Config, StageConfig, TrainRecipe, load_recipe, parse_recipe
+from .repeated import RepeatedBlocks, repeated_blocks
 from .runs import Run, RunSummary, load_run, pick_device, train
 from .stages import StageProgress, StageResult
 
@@ -16,6 +17,7 @@ __all__ = [
     "Raptor",
     "RaptorConfig",
     "ModelConfig",
+    "RepeatedBlocks",
     "repeated_blocks",
     "TrainRecipe",
     "StageConfig",

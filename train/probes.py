@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,11 +26,22 @@ from activault.store.errors import ConfigError
 from activault.store.layout import TokenLayout
 
 from .heads import STRENGTH, fit_head
-from .raptor import Raptor
 
-__all__ = ["ProbeReport", "ProbeScore", "pooled_features", "probe"]
+__all__ = ["Baseline", "LastLayerModel", "ProbeReport", "ProbeScore", "pooled_features", "probe"]
 
 TEACHER, SURROGATE, IDENTITY = "teacher", "surrogate", "identity"
+
+
+@runtime_checkable
+class LastLayerModel(Protocol):
+    """What a probe needs of a model; `Raptor` and `RepeatedBlocks` are such."""
+
+    def last(self, tokens: Tensor) -> Tensor:
+        """Layer L (batch, tokens, dim) from layer 0, of the same shape."""
+
+
+Baseline = LastLayerModel | Callable[[Tensor], Tensor]
+"""A model, or a function from layer 0 to layer L."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +105,9 @@ def pooled_features(
 @torch.no_grad()
 def probe(
     store: Store,
-    model: Raptor,
+    model: LastLayerModel,
     norm: nn.Module,
-    baselines: Mapping[str, Raptor],
+    baselines: Mapping[str, Baseline],
     train_rows: np.ndarray,
     test_rows: np.ndarray,
     *,
@@ -125,7 +136,7 @@ def probe(
     makers = {
         SURROGATE: model.last,
         IDENTITY: _identity,
-        **{name: other.last for name, other in baselines.items()},
+        **{name: _maker(other) for name, other in baselines.items()},
     }
     rows = np.concatenate([train_rows, test_rows])
     features = _features(store, rows, makers, norm, batch_size, device, progress)
@@ -155,6 +166,11 @@ def probe(
         strength=strength,
         scores=scores,
     )
+
+
+def _maker(model: Baseline) -> Callable[[Tensor], Tensor]:
+    """Its function from layer 0 to layer L."""
+    return model.last if isinstance(model, LastLayerModel) else model
 
 
 def _identity(tokens: Tensor) -> Tensor:

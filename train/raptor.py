@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from activault.store.errors import ConfigError
 
 from .blocks import MlpKind, RecurrentBlock
-from .teacher_init import BlockChoice, plain_width, teacher_tensors
+from .teacher_init import BlockChoice, teacher_tensors
 
-__all__ = ["DepthKind", "ModelConfig", "Raptor", "RaptorConfig", "repeated_blocks"]
+__all__ = ["DepthKind", "ModelConfig", "Raptor", "RaptorConfig"]
 
 DepthKind = Literal["raw", "normalised", "none"]
 
@@ -193,17 +193,3 @@ class Raptor(nn.Module):
                 f"a roll-out goes from a layer to a later one within 0-{self.config.num_layers}; "
                 f"got {start} to {stop}"
             )
-
-
-def repeated_blocks(
-    config: RaptorConfig, blocks: Sequence[nn.Module], choice: BlockChoice = "middle"
-) -> Raptor:
-    """The untrained baseline: one teacher block a phase, repeated as it is, whatever kind `config` has.
-
-    Raises:
-        ConfigError: as `Raptor.init_from_blocks`.
-    """
-    plain = {"mlp": "gelu", "depth": "none", "mlp_width": plain_width(blocks)}
-    model = Raptor(config.model_copy(update=plain))
-    model.init_from_blocks(blocks, choice)
-    return model.eval()

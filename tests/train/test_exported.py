@@ -13,6 +13,7 @@ def test_public_names() -> None:
         "R2Accumulator",
         "Raptor",
         "RaptorConfig",
+        "RepeatedBlocks",
         "RolloutMetrics",
         "Run",
         "RunSummary",
