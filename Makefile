@@ -25,11 +25,12 @@ types:
 	for folder in $(FOLDERS); do ln -sfn ../../$$folder .types/activault/$$folder; done
 
 bench: $(STAMP)
+	@test -d $(OUT)/store.zarr || { echo "make bench reads $(OUT)/store.zarr; run make demo first"; exit 1; }
 	$(BIN)/python benchmarks/codecs.py $(OUT)/store.zarr
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[all,demo,bench,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[all,bench,dev]'
 	touch $(STAMP)
 
 clean:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from activault.store import Store
 from activault.store.errors import ConfigError
 
+from .similarity import LayerSimilarity
 from .study import StoreAnalysis
 
 __all__ = ["LossCurve", "ProbeRow", "R2Row", "ReportInputs", "StoreFacts", "store_facts"]
@@ -134,10 +135,12 @@ class ReportInputs:
     cuts: tuple[int, ...]
     """Phases that the figures are drawn with: the run's, or one of the analysis."""
     r2: Sequence[R2Row] = ()
-    """Of a run's roll-outs, on rows that it was not trained on."""
+    """Of a run's roll-outs, on rows of the test split."""
     probes: Sequence[ProbeRow] = ()
     losses: Sequence[LossCurve] = ()
-    notes: Mapping[str, str] = field(default_factory=dict)
+    phase_similarity: LayerSimilarity | None = None
+    """What the phases were cut from, where it is not the analysis's own similarity (training rows, say)."""
+    notes: dict[str, str] = field(default_factory=dict)
     """Further facts for the table at the end, such as rows, steps and seconds of the run."""
 
     def __post_init__(self) -> None:

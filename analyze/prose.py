@@ -130,7 +130,7 @@ R2 = Prose(
     title="How closely the surrogate follows",
     asks=_flow("""
         Rolled out from layer 0 alone, does the surrogate reproduce every layer of the teacher, not only the
-        last? R² for each layer and token kind, on rows that it was not trained on.
+        last? R² for each layer and token kind, on rows of the test split.
     """),
     reading=_flow("""
         R² is 1 minus squared error over squared distance from the mean of each channel, over all rows and

@@ -97,7 +97,8 @@ def _phases(inputs: ReportInputs) -> Section:
 
 def _cost_table(inputs: ReportInputs) -> Table:
     """Cuts for every k under every cost: they need not agree, and the reader should see it."""
-    similarity, used = inputs.analysis.teacher.similarity, inputs.analysis.curve[0].cost
+    similarity = inputs.phase_similarity or inputs.analysis.teacher.similarity
+    used = inputs.analysis.curve[0].cost
     num = len(similarity.blocks_only().layers)
     costs: list[Cost] = ["ncut", "sum", "greedy"]
     rows = []

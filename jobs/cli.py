@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json as jsonlib
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ActivaultError as error:
         console.err.print(f"activault: {error}", style="red", markup=False, soft_wrap=True)
         return 2 if isinstance(error, ConfigError | MissingExtraError) else 1
+    except BrokenPipeError:  # whoever read standard output, `head` say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        console.err.print(
+            f"activault: {error.strerror or error}{place}; nothing that was finished is lost",
+            style="red",
+            markup=False,
+            soft_wrap=True,
+        )
+        return 1
     except KeyboardInterrupt:
         console.err.print(
             "activault: interrupted; run the same command again and it goes on where it stopped"
@@ -274,7 +287,7 @@ def phases(
     store: Path,
     /,
     *,
-    k: Annotated[tuple[int, ...], Several] = (2, 3, 4),
+    k: Annotated[tuple[int, ...] | None, Several] = None,
     cost: Literal["ncut", "sum", "greedy"] = "ncut",
     json: bool = False,
 ) -> int:
@@ -293,7 +306,7 @@ def phases(
     store
         The store.
     k
-        Numbers of phases.
+        Numbers of phases; by default those of 2, 3 and 4 that fit the layers.
     cost
         ncut (the published phases), sum, or the reference's greedy bisection.
     json

@@ -66,15 +66,19 @@ def progress_bar(title: str, unit: str, *, quiet: bool = False) -> Iterator[Adva
         TextColumn("{task.fields[note]}"),
     )
     began = time.perf_counter()
-    reached, said = 0.0, ""
+    reached, said, begun = 0.0, "", False
     with Progress(*columns, console=err, disable=quiet or not err.is_terminal) as progress:
         bar = progress.add_task(title, total=None, note="", done="")
 
         def advance(done: float, total: float, note: str = "") -> None:
-            nonlocal reached, said
+            nonlocal reached, said, begun
             reached, said = done, note
             spoken = f"{human_bytes(done)} of {human_bytes(total)}"
-            progress.update(bar, completed=done, total=total, note=note, done=spoken)
+            if begun:
+                progress.update(bar, completed=done, total=total, note=note, done=spoken)
+            else:  # what an earlier start had done is no part of this one's rate
+                progress.reset(bar, completed=int(done), total=total, note=note, done=spoken)
+            begun = True
 
         yield advance
     if not quiet and not err.is_terminal:

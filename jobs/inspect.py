@@ -55,6 +55,7 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
     """The report as `verify --json` prints it."""
     return {
         "ok": report.ok,
+        "complete": report.complete,
         "finished_shards": report.finished_shards,
         "num_shards": report.num_shards,
         "faults": [
@@ -68,6 +69,7 @@ def show_report(path: Path, report: VerifyReport) -> None:
     for fault in report.faults:
         console.out.print(f"{fault.where}: {fault.rule}; {fault.detail}", markup=False, soft_wrap=True)
     shards = f"{report.finished_shards} of {report.num_shards} shards finished"
+    shards += ", complete" if report.complete else ", not complete"
     verdict = "sound" if report.ok else f"{len(report.faults)} fault(s)"
     console.out.print(f"{path}: {verdict}, {shards}", markup=False, soft_wrap=True)
 

@@ -35,7 +35,10 @@ def report_inputs(
     cuts = run.cuts if run else found.phases[len(found.phases) // 2].cuts if found.phases else ()
     return ReportInputs(
         store=store_facts(store),
-        analysis=dataclasses.replace(analysis, phases=found.phases, curve=found.curve),
+        analysis=dataclasses.replace(
+            analysis, phases=found.phases, curve=found.curve, num_resamples=found.num_resamples
+        ),
+        phase_similarity=found.similarity,
         cuts=cuts,
         r2=R2Row.from_metrics(rollout.to_dict()) if rollout else (),
         probes=ProbeRow.from_report(probe) if probe else (),
@@ -70,6 +73,8 @@ def _notes(
             f"{recipe.stage1.steps:,} a phase alone, {recipe.stage2.steps:,} in closed loop, "
             f"{recipe.stage1.batch_size} and {recipe.stage2.batch_size} rows each"
         )
+        if recipe.split == "all":
+            notes["held out"] = "nothing: the run was trained on every row, test rows too"
     if rollout:
         notes["images behind R2 and the curves"] = f"{rollout.num_rows:,}, of the test split"
     if probe:

@@ -7,6 +7,7 @@ and reports progress. What the terminal then shows of a result is in `show.py`.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     import torch
 
     from activault.extract import ExtractOptions, ExtractSummary
-    from activault.train import ProbeReport, Raptor, RolloutMetrics, Run, RunSummary
+    from activault.train import ProbeReport, Raptor, RolloutMetrics, Run, RunSummary, TrainRecipe
 
 __all__ = [
     "Analysis",
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 SHOWN_PHASES = (2, 3, 4)
+SIMILARITY_ROWS = 10_000
+"""Images behind similarity and phases, the paper's number."""
 NUM_RESAMPLES = 200
 """Bootstrap resamples of the images behind a cut's stability: a standard error of at most 3.5 %."""
 
@@ -77,6 +80,8 @@ class FoundPhases:
     """The best division for every possible k."""
     num_rows: int
     """Images of the training split that were looked at."""
+    num_resamples: int = NUM_RESAMPLES
+    """Bootstrap resamples behind the stability of the cuts."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON takes it."""
@@ -91,20 +96,34 @@ class FoundPhases:
         }
 
 
-def find_phases(path: Path, *, k: Sequence[int], cost: Cost = "ncut", quiet: bool = False) -> FoundPhases:
+def find_phases(
+    path: Path, *, k: Sequence[int] | None = None, cost: Cost = "ncut", quiet: bool = False
+) -> FoundPhases:
     """Similarity and phases from the training rows, so that a recipe's phases never see a test image.
+
+    Without `k`, the usual ones that fit the layers.
 
     Raises:
         ConfigError: a k does not fit the layers.
     """
-    store = open_store(path)
-    rows = _split(store)["train"]
-    with console.progress_bar("phases", "rows", quiet=quiet) as advance:
-        similarity = layer_similarity(store, rows, progress=advance)
-    phases = tuple(_stable(similarity, number, cost) for number in sorted(set(k)))
+    similarity = _similarity(open_store(path), quiet)
+    most = max_num_phases(len(similarity.blocks_only().layers), cost)
+    wanted = sorted(set(k)) if k is not None else [number for number in SHOWN_PHASES if number <= most]
     return FoundPhases(
-        similarity=similarity, phases=phases, curve=cost_curve(similarity, cost), num_rows=len(rows)
+        similarity=similarity,
+        phases=tuple(_stable(similarity, number, cost) for number in wanted),
+        curve=cost_curve(similarity, cost),
+        num_rows=similarity.num_rows,
     )
+
+
+def _similarity(store: Store, quiet: bool) -> LayerSimilarity:
+    """From the training rows; from a seeded choice of them where there are many."""
+    rows = _rows(store, "train")
+    if len(rows) > SIMILARITY_ROWS:
+        rows = np.sort(np.random.default_rng(0).choice(rows, SIMILARITY_ROWS, replace=False))
+    with console.progress_bar("similarity", "rows", quiet=quiet) as advance:
+        return layer_similarity(store, rows, progress=advance)
 
 
 def _stable(similarity: LayerSimilarity, k: int, cost: Cost) -> Phases:
@@ -112,17 +131,16 @@ def _stable(similarity: LayerSimilarity, k: int, cost: Cost) -> Phases:
     return dataclasses.replace(phases, stability=cut_stability(similarity, phases, NUM_RESAMPLES))
 
 
-def _split(store: Store) -> dict[str, npt.NDArray[np.int64]]:
-    """Training and test rows; both need to be there."""
-    split = split_rows(store.samples, store.valid_rows)
-    for name in ("train", "test"):
-        if not len(split[name]):
-            counts = {key: len(rows) for key, rows in split.items()}
-            raise ConfigError(
-                f"there are no rows in split {name!r} ({counts}); the split is the first folder of a key, "
-                "train or test, or drawn by key where there are no such folders"
-            )
-    return split
+def _rows(store: Store, split: Literal["train", "test"]) -> npt.NDArray[np.int64]:
+    """Good rows of one split; there have to be some."""
+    rows = split_rows(store.samples, store.valid_rows)
+    if not len(rows[split]):
+        counts = ", ".join(f"{len(found):,} {name}" for name, found in rows.items())
+        raise ConfigError(
+            f"this needs rows of the {split} split, and {store.path} has {counts}; the split is the first "
+            "folder of a key, train or test, or drawn by key where no key has such a folder"
+        )
+    return rows[split]
 
 
 def train_run(
@@ -139,12 +157,7 @@ def train_run(
 
     recipe = load_recipe(recipe_path, overrides)
     store = open_store(recipe.store)
-    cuts = recipe.cuts
-    if cuts is None:
-        assert recipe.num_phases is not None, "a recipe has cuts or num_phases"
-        cuts = max_cut_phases(
-            layer_similarity(store, _split(store)["train"]), recipe.num_phases, recipe.cost
-        ).cuts
+    cuts = recipe.cuts or _cuts_of(recipe, store, out, quiet)
     blocks = list(load_teacher(store.teacher_dir).blocks) if recipe.teacher_block else None
     total = recipe.stage1.steps * (len(cuts) + 1) + recipe.stage2.steps
     done: dict[str, int] = {}
@@ -160,6 +173,17 @@ def train_run(
         )
 
 
+def _cuts_of(recipe: TrainRecipe, store: Store, out: Path, quiet: bool) -> tuple[int, ...]:
+    """The phases of a run that was begun, which `train` then holds against the recipe; else the store's."""
+    assert recipe.num_phases is not None, "a recipe has cuts or num_phases"
+    from activault.train.run_folder import read_run
+
+    if (out / "run.json").exists():
+        cuts = read_run(out).get("model", {}).get("cuts", ())
+        return tuple(int(cut) for cut in cuts)
+    return max_cut_phases(_similarity(store, quiet), recipe.num_phases, recipe.cost).cuts
+
+
 def probe_run(
     path: Path,
     run_path: Path,
@@ -171,10 +195,11 @@ def probe_run(
     """Teacher, surrogate and baselines under linear heads; also written to the run's `probe.json`."""
     from activault.extract.backbone import load_teacher
     from activault.train import load_run, pick_device, probe, repeated_blocks
+    from activault.train.checkpoint import write_json
 
     store, run, chosen = open_store(path), load_run(run_path), pick_device(device)
     _check_fit(store, run)
-    split = _split(store)
+    train_rows, test_rows = _rows(store, "train"), _rows(store, "test")
     teacher = load_teacher(store.teacher_dir).to(chosen)
     untrained = repeated_blocks(run.model.config, list(teacher.blocks)).to(chosen)
     with console.progress_bar("probe", "rows", quiet=quiet) as advance:
@@ -183,14 +208,19 @@ def probe_run(
             run.model.to(chosen),
             teacher.norm,
             {"untrained blocks": untrained},
-            split["train"],
-            split["test"],
+            train_rows,
+            test_rows,
             device=chosen,
             progress=advance,
         )
-    text = json.dumps({"task": task, "store_digest": store.digest, **report.to_dict()}, indent=2)
-    (run_path / "probe.json").write_text(text + "\n", encoding="utf-8")
+    write_json(run_path / "probe.json", {"task": task, **_probe_identity(store, run), **report.to_dict()})
     return report
+
+
+def _probe_identity(store: Store, run: Run) -> dict[str, str]:
+    """What a probe was made from."""
+    with (run.path / "model.safetensors").open("rb") as file:
+        return {"store_digest": store.digest, "model_sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _check_fit(store: Store, run: Run) -> None:
@@ -225,10 +255,7 @@ def write_analysis(
     """
     from activault.analyze import write_report
 
-    store = open_store(path)
-    num_blocks = len([layer for layer in store.layers if layer >= 1])
-    fitting = [k for k in SHOWN_PHASES if k <= max_num_phases(num_blocks)]
-    found = find_phases(path, k=fitting, quiet=quiet)
+    store, found = open_store(path), find_phases(path, quiet=quiet)
     if run_path is None:
         analysis = _analyzed(store, store.valid_rows, None, quiet)
         inputs = report_inputs(store, analysis, found)
@@ -244,12 +271,14 @@ def _analysis_of_run(
 
     run, chosen = load_run(run_path), pick_device(device)
     _check_fit(store, run)
-    model, rows = run.model.to(chosen), _split(store)["test"]
+    model, rows = run.model.to(chosen), _rows(store, "test")
     with console.progress_bar("roll out", "rows", quiet=quiet) as advance:
         rollout = evaluate_rollout(model, store, rows, device=chosen, progress=advance)
     analysis = _analyzed(store, rows, _rollout_of(model, chosen), quiet)
-    probe = _probe_of(store, run_path, device, quiet) if store.classes else None
+    probe, why_not = _probe_of(store, run, device, quiet)
     inputs = report_inputs(store, analysis, found, run=run, rollout=rollout, probe=probe)
+    if why_not:
+        inputs.notes["probes"] = f"left out: {why_not}"
     return Analysis(page=write_report(out, inputs), inputs=inputs, rollout=rollout, probe=probe)
 
 
@@ -272,11 +301,21 @@ def _analyzed(
         return analyze_store(store, rows, surrogate, ks=(), progress=advance)
 
 
-def _probe_of(store: Store, run_path: Path, device: str, quiet: bool) -> dict[str, Any]:
-    """The run's probe on this store: what `activault probe` left there, or made now."""
-    path = run_path / "probe.json"
-    if path.exists():
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if report.get("store_digest") == store.digest:
-            return report
-    return probe_run(store.path, run_path, device=device, quiet=quiet).to_dict()
+def _probe_of(store: Store, run: Run, device: str, quiet: bool) -> tuple[dict[str, Any] | None, str]:
+    """The run's probe on this store, as `activault probe` left it or made now; or why there can be none."""
+    made = _read_probe(run.path / "probe.json")
+    if made and _probe_identity(store, run).items() <= made.items():
+        return made, ""
+    try:
+        return probe_run(store.path, run.path, device=device, quiet=quiet).to_dict(), ""
+    except ConfigError as exc:  # no labels, one class: a report without probes is still a report
+        return None, str(exc)
+
+
+def _read_probe(path: Path) -> dict[str, Any]:
+    """What stands there; nothing if it is absent or damaged, since it can be made again."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}

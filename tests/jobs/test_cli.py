@@ -86,7 +86,13 @@ def test_info_for_people_has_the_same_facts(activault: Command, store: Path) -> 
 def test_verify_exits_with_0_on_a_sound_store(activault: Command, store: Path) -> None:
     answer = activault("verify", store, "--deep", "--complete", "--json")
     assert answer.status == 0
-    assert answer.json == {"ok": True, "finished_shards": 3, "num_shards": 3, "faults": []}
+    assert answer.json == {
+        "ok": True,
+        "complete": True,
+        "finished_shards": 3,
+        "num_shards": 3,
+        "faults": [],
+    }
 
 
 def test_verify_lists_every_fault_and_exits_with_1(
@@ -117,8 +123,15 @@ def test_phases_name_a_k_that_does_not_fit(activault: Command, store: Path) -> N
 
 
 def test_phases_table_says_when_the_cost_is_not_the_published_one(activault: Command, store: Path) -> None:
-    assert "Only the cost ncut" in activault("phases", store, "--cost", "sum").out
-    assert "Only the cost ncut" not in activault("phases", store).out
+    other, usual = activault("phases", store, "--cost", "sum"), activault("phases", store)
+    assert other.status == usual.status == 0
+    assert "Only the cost ncut" in other.out
+    assert "Only the cost ncut" not in usual.out
+
+
+def test_phases_shows_those_of_2_3_4_that_fit(activault: Command, store: Path) -> None:
+    """Six blocks, and a phase of ncut has two layers."""
+    assert [len(found["cuts"]) + 1 for found in activault("phases", store, "--json").json["phases"]] == [2, 3]
 
 
 def test_train_resumes_and_tells_the_same_loss(activault: Command, recipe: Path, run: Path) -> None:
@@ -181,6 +194,40 @@ def test_analyze_with_a_run_measures_it_on_test_rows(
     assert {row["name"] for row in numbers["probes"]} >= {"teacher", "surrogate", "identity"}
     assert {curve["stage"] for curve in numbers["losses"]} == {"each phase alone", "closed loop"}
     assert "surrogate" in pq.read_table(tmp_path / "layers.parquet")["model"].to_pylist()
+
+
+def test_a_damaged_probe_file_is_made_again(
+    activault: Command, store: Path, run: Path, tmp_path: Path
+) -> None:
+    activault("probe", store, "--run", run)
+    whole = (run / "probe.json").read_text()
+    (run / "probe.json").write_text(whole[:40])
+    assert activault("analyze", store, "--run", run, "--out", tmp_path).status == 0
+    assert (run / "probe.json").read_text() == whole
+
+
+def test_a_store_without_labels_gets_a_report_without_probes(
+    activault: Command, images: Path, teacher: tuple[str, ...], run: Path, tmp_path: Path
+) -> None:
+    for path in [*images.glob("train/*/*.png"), *images.glob("test/*/*.png")]:
+        place = tmp_path / "photos" / path.parts[-3] / f"{path.parent.name}{path.name}"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(path.read_bytes())
+    activault("extract", tmp_path / "photos", tmp_path / "s.zarr", *teacher)
+    answer = activault("analyze", tmp_path / "s.zarr", "--run", run, "--out", tmp_path / "report", "--json")
+    assert answer.status == 0
+    numbers = json.loads(Path(answer.json["numbers"]).read_text())
+    assert numbers["probes"] == []
+    assert "left out" in numbers["notes"]["probes"]
+    assert numbers["r2"]
+
+
+def test_a_report_onto_a_file_is_one_line(activault: Command, store: Path, tmp_path: Path) -> None:
+    (tmp_path / "report").write_text("taken")
+    answer = activault("analyze", store, "--out", tmp_path / "report")
+    assert answer.status == 1
+    assert str(tmp_path / "report") in answer.error_line
+    assert (tmp_path / "report").read_text() == "taken"
 
 
 def test_a_run_of_another_teacher_is_refused(
