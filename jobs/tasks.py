@@ -153,9 +153,10 @@ def train_run(
 ) -> RunSummary:
     """Train a recipe to its end, finding its phases and fetching the teacher's blocks from the store."""
     from activault.extract.backbone import load_teacher
+    from activault.extract.machine import choose_device
     from activault.train import StageProgress, load_recipe, train
 
-    recipe = load_recipe(recipe_path, overrides)
+    recipe, chosen = load_recipe(recipe_path, overrides), choose_device(device)
     store = open_store(recipe.store)
     cuts = recipe.cuts or _cuts_of(recipe, store, out, quiet)
     blocks = list(load_teacher(store.teacher_dir).blocks) if recipe.teacher_block else None
@@ -169,7 +170,7 @@ def train_run(
             advance(sum(done.values()), total, f"{state.stage}{loss}")
 
         return train(
-            recipe, out, store=store, cuts=cuts, teacher_blocks=blocks, device=device, progress=report
+            recipe, out, store=store, cuts=cuts, teacher_blocks=blocks, device=chosen, progress=report
         )
 
 
@@ -194,10 +195,11 @@ def probe_run(
 ) -> ProbeReport:
     """Teacher, surrogate and baselines under linear heads; also written to the run's `probe.json`."""
     from activault.extract.backbone import load_teacher
-    from activault.train import load_run, pick_device, probe, repeated_blocks
+    from activault.extract.machine import choose_device
+    from activault.train import load_run, probe, repeated_blocks
     from activault.train.checkpoint import write_json
 
-    store, run, chosen = open_store(path), load_run(run_path), pick_device(device)
+    store, run, chosen = open_store(path), load_run(run_path), choose_device(device)
     _check_fit(store, run)
     train_rows, test_rows = _rows(store, "train"), _rows(store, "test")
     teacher = load_teacher(store.teacher_dir).to(chosen)
@@ -267,9 +269,10 @@ def _analysis_of_run(
     store: Store, out: Path, found: FoundPhases, run_path: Path, device: str, quiet: bool
 ) -> Analysis:
     from activault.analyze import write_report
-    from activault.train import evaluate_rollout, load_run, pick_device
+    from activault.extract.machine import choose_device
+    from activault.train import evaluate_rollout, load_run
 
-    run, chosen = load_run(run_path), pick_device(device)
+    run, chosen = load_run(run_path), choose_device(device)
     _check_fit(store, run)
     model, rows = run.model.to(chosen), _rows(store, "test")
     with console.progress_bar("roll out", "rows", quiet=quiet) as advance:

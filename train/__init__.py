@@ -10,7 +10,7 @@ from .probes import ProbeReport, ProbeScore, probe
 from .raptor import ModelConfig, Raptor, RaptorConfig
 from .recipe import Stage1Config, Stage2Config, StageConfig, TrainRecipe, load_recipe, parse_recipe
 from .repeated import RepeatedBlocks, repeated_blocks
-from .runs import Run, RunSummary, load_run, pick_device, train
+from .runs import Run, RunSummary, load_run, train
 from .stages import StageProgress, StageResult
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "load_run",
     "Run",
     "RunSummary",
-    "pick_device",
     "StageProgress",
     "StageResult",
     "R2Accumulator",

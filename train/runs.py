@@ -35,7 +35,7 @@ from .teacher_forced import phase_stages
 from .teacher_init import plain_width
 from .trainer import run_stage
 
-__all__ = ["Run", "RunSummary", "load_run", "pick_device", "raptor_config", "train"]
+__all__ = ["Run", "RunSummary", "load_run", "raptor_config", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +79,13 @@ def train(
     store: Store,
     cuts: Sequence[int],
     teacher_blocks: Sequence[nn.Module] | None = None,
-    device: str = "auto",
+    device: torch.device | str = "cpu",
     progress: ProgressCallback | None = None,
 ) -> RunSummary:
     """Train a recipe to its end in the folder `out`, going on from what an earlier start left there.
 
     `cuts` are the phases, found or given; `teacher_blocks` are needed where blocks start from the teacher's.
+    `device` is one that is there, or its name; finding one is the caller's.
 
     Raises:
         ConfigError: the recipe, the phases or the teacher's blocks do not fit the store.
@@ -92,7 +93,7 @@ def train(
         RunError: `out` holds something else or another run, or training failed.
         KeyboardInterrupt: Ctrl-C, after a checkpoint.
     """
-    out, cuts, chosen = Path(out), tuple(int(cut) for cut in cuts), pick_device(device)
+    out, cuts, chosen = Path(out), tuple(int(cut) for cut in cuts), torch.device(device)
     if recipe.cuts is not None and recipe.cuts != cuts:
         raise ConfigError(f"the recipe gives cuts {list(recipe.cuts)}; got {list(cuts)} to train with")
     _check_store(store)
@@ -103,7 +104,7 @@ def train(
     if recipe.teacher_block is not None and teacher_blocks is not None and config.mlp == "gelu":
         config = config.model_copy(update={"mlp_width": plain_width(teacher_blocks)})
     # The random state is the run's own: the same whatever was drawn before, and the caller's is left alone.
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if chosen.type == "cuda" else []):
+    with torch.random.fork_rng(devices=cuda_devices(chosen)):
         torch.manual_seed(recipe.seed)
         model = _initial_model(recipe, config, teacher_blocks).to(chosen)
         identity = open_run(out, recipe, config, store)
@@ -175,26 +176,11 @@ def raptor_config(recipe: TrainRecipe, store: Store, cuts: Sequence[int]) -> Rap
         raise ConfigError(exc.errors()[0]["msg"].removeprefix("Value error, ")) from exc
 
 
-def pick_device(name: str = "auto") -> torch.device:
-    """The device of a name; `auto` is CUDA, else Apple's, else the CPU.
-
-    Raises:
-        ConfigError: there is no such device here.
-    """
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as exc:
-        raise ConfigError(f"device is auto, cpu, cuda or mps; got {name!r}") from exc
-    here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not here.get(device.type, False):
-        raise ConfigError(
-            f"device {name!r} is not here; there are {', '.join(key for key in here if here[key])}"
-        )
-    return device
+def cuda_devices(device: torch.device) -> list[int]:
+    """Index of the CUDA device that the run draws on, if it is one."""
+    if device.type != "cuda":
+        return []
+    return [torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _check_store(store: Store) -> None:

@@ -27,7 +27,6 @@ def test_public_names() -> None:
         "load_recipe",
         "load_run",
         "parse_recipe",
-        "pick_device",
         "probe",
         "repeated_blocks",
         "train",

@@ -22,7 +22,7 @@ from activault.store import Store
 from activault.store.errors import ConfigError, IncompleteStoreError, RunError
 from activault.train.recipe import TrainRecipe, parse_recipe
 from activault.train.repeated import repeated_blocks
-from activault.train.runs import RunSummary, load_run, pick_device, train
+from activault.train.runs import RunSummary, cuda_devices, load_run, train
 from activault.train.stages import StageProgress
 
 STAGE = {
@@ -280,10 +280,15 @@ def test_two_processes_do_not_train_in_one_folder(store: Store, tmp_path: Path) 
     run(tmp_path / "run", store)
 
 
-def test_devices() -> None:
-    assert pick_device("cpu") == torch.device("cpu")
-    with pytest.raises(ConfigError, match="device is auto, cpu, cuda or mps; got 'gpu'"):
-        pick_device("gpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="device 'cuda' is not here; there are cpu"):
-            pick_device("cuda")
+def test_device_is_one_or_its_name(store: Store, tmp_path: Path) -> None:
+    for number, device in enumerate(("cpu", torch.device("cpu"))):
+        train(recipe(), tmp_path / str(number), store=store, cuts=(2,), device=device)
+    assert (tmp_path / "0" / "model.safetensors").read_bytes() == (
+        tmp_path / "1" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_only_the_chosen_devices_random_state_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    for name, expected in (("cpu", []), ("cuda:1", [1]), ("cuda", [2])):
+        assert cuda_devices(torch.device(name)) == expected
