@@ -2,7 +2,8 @@
 
     OUT/images/          seeded crops of the photographs that scikit-image and scikit-learn carry
     OUT/store.zarr/      the demo teacher's layers 0-12 over them
-    OUT/run/             a surrogate of three blocks, trained from the store (`demo.toml`)
+    OUT/demo.toml        the recipe
+    OUT/run/             a surrogate of three blocks, trained from the store
     OUT/report/          report.html, numbers.json, layers.parquet
 
 Everything resumes: started again after an interruption it goes on, and ends with the same store digest and,
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from activault.extract import ExtractOptions
 from activault.extract.demo_crops import DemoImages, demo_images
+from activault.train.checkpoint import write_atomically
 
 from . import console, inspect, show, tasks
 
@@ -129,14 +131,19 @@ def run_demo(out: Path, options: DemoOptions | None = None, *, quiet: bool = Fal
         batch_size=options.batch_size,
         shard_rows=options.shard_rows,
     )
-    _say(quiet, f"activault extract {images} {store} --teacher demo --image-size {options.images.side} ...")
+    side = options.images.side
+    _say(
+        quiet,
+        f"activault extract {images} {store} --teacher demo --image-size {side} --resize {side} "
+        f"--batch-size {options.batch_size} --shard-rows {options.shard_rows}",
+    )
     extraction = tasks.extract_images(images, store, extract, quiet=quiet)
     _say(quiet, f"activault verify {store} --deep --complete")
     inspect.require_sound(store, quiet=quiet)
     _say(quiet, f"activault phases {store} --k 2 3 4")
     if not quiet:
         show.show_phases(tasks.find_phases(store, k=tasks.SHOWN_PHASES))
-    training = _train(store, run, options.overrides, quiet)
+    training = _train(out, options.overrides, quiet)
     _say(quiet, f"activault probe {store} --run {run}")
     tasks.probe_run(store, run, quiet=quiet)
     _say(quiet, f"activault analyze {store} --run {run} --out {report}")
@@ -150,12 +157,15 @@ def run_demo(out: Path, options: DemoOptions | None = None, *, quiet: bool = Fal
     )
 
 
-def _train(store: Path, run: Path, overrides: Sequence[str], quiet: bool) -> RunSummary:
-    with resources.as_file(resources.files("activault.jobs") / "demo.toml") as recipe:
-        _say(quiet, f"activault train recipes/demo.toml --out {run} --set store={store}")
-        summary = tasks.train_run(
-            recipe, run, overrides=(f"store={json.dumps(str(store))}", *overrides), quiet=quiet
-        )
+def _train(out: Path, overrides: Sequence[str], quiet: bool) -> RunSummary:
+    """Train by a copy of the demo's recipe, so that its command can be typed and its values changed."""
+    recipe, store, run = out / "demo.toml", out / "store.zarr", out / "run"
+    if not recipe.exists():
+        text = resources.files("activault.jobs").joinpath("demo.toml").read_bytes()
+        write_atomically(recipe, lambda temporary: temporary.write_bytes(text))
+    _say(quiet, f"activault train {recipe} --out {run} --set store={store}")
+    settings = (f"store={json.dumps(str(store))}", *overrides)
+    summary = tasks.train_run(recipe, run, overrides=settings, quiet=quiet)
     if not quiet:
         show.show_training(run, summary)
     return summary

