@@ -41,7 +41,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class StageProgress:
-    """What is told after every step."""
+    """What is told at the start of a stage and after every step."""
 
     stage: str
     """Name of the stage."""
@@ -66,7 +66,7 @@ class StageResult:
     loss: float
     """Mean loss of the last logged steps."""
     seconds: float
-    """Time in this process; 0 for a stage that was finished before."""
+    """Time of the steps made in this process; next to none for a stage that was finished before."""
     wait_seconds: float
     """Part of it spent waiting for data."""
 

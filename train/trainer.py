@@ -49,6 +49,9 @@ def run_stage(
 ) -> StageResult:
     """Train a stage to its end, from its last checkpoint if its folder has one.
 
+    `progress` is told once at the start, with the step that training goes on from, and after every step; so
+    a stage that was finished before is told once, as finished.
+
     Raises:
         RunError: the folder's checkpoint is another run's or unreadable, or the loss stopped being a number.
         KeyboardInterrupt: Ctrl-C, after the step that was under way and a checkpoint.
@@ -80,7 +83,15 @@ def run_stage(
     started, waited = time.perf_counter(), 0.0
     stage.module.train()
 
+    def tell() -> None:
+        if progress:
+            state = StageProgress(
+                stage=stage.name, step=step, steps=config.steps, loss=losses.logged, wait_seconds=waited
+            )
+            progress(state)
+
     with closing(metrics), interrupt_flag() as interrupted, closing(endless(loader)) as batches:
+        tell()
         while step < config.steps:
             asked = time.perf_counter()
             tokens = next(batches).tokens
@@ -127,16 +138,7 @@ def run_stage(
                     last_loss=losses.logged,
                 )
                 save_checkpoint(folder, checkpoint, stage.module, optimizer)
-            if progress:
-                progress(
-                    StageProgress(
-                        stage=stage.name,
-                        step=step,
-                        steps=config.steps,
-                        loss=losses.logged,
-                        wait_seconds=waited,
-                    )
-                )
+            tell()
             if stopping:
                 raise KeyboardInterrupt
     assert losses.logged is not None, "a stage of at least one step has logged its last one"

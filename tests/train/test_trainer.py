@@ -112,9 +112,19 @@ def test_finished_stage_is_not_run_again(store: Store, tmp_path: Path) -> None:
     told: list[StageProgress] = []
     again = make_stage(store)
     second = run(again, tmp_path / "s", store, told.append)
-    assert told == []
+    assert [(state.step, state.steps, state.loss) for state in told] == [(23, 23, first.loss)]
+    assert second.wait_seconds == 0
     assert same_weights(again.module, stage.module)
     assert (second.loss, second.steps) == (first.loss, first.steps)
+
+
+def test_start_is_told_and_then_every_step(store: Store, tmp_path: Path) -> None:
+    told: list[StageProgress] = []
+    with pytest.raises(Cut):
+        run(make_stage(store), tmp_path / "s", store, cut_at(13))
+    run(make_stage(store), tmp_path / "s", store, told.append)
+    assert [state.step for state in told] == list(range(10, 24)), "from the last checkpoint"
+    assert told[0].wait_seconds == 0
 
 
 def test_ctrl_c_saves_the_step_that_was_under_way(
