@@ -5,7 +5,8 @@ In: a folder of images, the path of a store, `ExtractOptions`. Out: the finished
     extract(Path("photos"), Path("photos.zarr"), ExtractOptions(teacher="demo", image_size=98))
 
 The rows are the images in an order shuffled by the seed, so that reading a store from its start is already
-mixed. Called again with the same request, it goes on where it stopped; a finished store is left as it is.
+mixed. Called again with the same request, it goes on where it stopped, and computes again the shards of which
+a file is missing or of another size; a finished store that is whole is left as it is.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def extract(
     device = choose_device(options.device)
     source = ImageFolder(images)
     there = _existing(store)
-    if there is not None and there.complete and options.weights is None:
+    if there is not None and there.is_whole and options.weights is None:
         _refuse_other_request(there, source, options)
         return _summary(there, 0, StallTimes(), start)
     backbone = load_backbone(
@@ -148,7 +149,7 @@ def extract(
     keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
     samples = plan_samples(keys, labels, source.info.name)
     with create_store(store, manifest, samples, lambda folder: save_teacher(backbone, folder)) as writer:
-        num_done = len(open_store(store).finished_rows)
+        num_new = sum(len(manifest.shard_range(shard)) for shard in writer.unfinished)
         stalls = capture(
             writer,
             backbone.to(device),
@@ -159,7 +160,7 @@ def extract(
         )
         _refuse_all_bad(open_store(store))
         writer.complete()
-    return _summary(open_store(store), manifest.num_rows - num_done, stalls, start)
+    return _summary(open_store(store), num_new, stalls, start)
 
 
 def _existing(path: Path) -> Store | None:

@@ -122,10 +122,7 @@ def checked(data: bytes, what: str) -> bytes:
         CorruptStoreError: the checksum disagrees.
     """
     if len(data) < 4 or crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
-        raise CorruptStoreError(
-            f"{what} is not what was written (crc32c disagrees); run `activault verify --deep` for all "
-            "faults and extract the shard again"
-        )
+        raise CorruptStoreError(f"{what} is not what was written (crc32c disagrees)")
     return data[:-4]
 
 
@@ -144,6 +141,6 @@ def decode_chunk(data: bytes, out: Float32, what: str) -> None:
             try:
                 blosc.decompress(payload, out)
             except RuntimeError as exc:
-                raise CorruptStoreError(f"{what} cannot be decompressed; extract the shard again") from exc
+                raise CorruptStoreError(f"{what} cannot be decompressed") from exc
             return
     raise CorruptStoreError(f"{what} must hold {out.nbytes} bytes of values; its header says otherwise")

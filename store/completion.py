@@ -12,7 +12,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from .errors import CorruptStoreError
-from .index import IndexSummary, write_index
+from .files import file_xxh3
+from .index import IndexSummary, read_index, write_index
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, array_folder, arrays_of, read_record
 from .root import Root
@@ -20,7 +21,7 @@ from .samples import with_outcomes
 from .sealed import write_sealed
 from .statistics import ChannelStats, merge, read_statistics
 
-__all__ = ["SAMPLES", "arrays_digest", "merged_statistics", "summarise", "write_completion"]
+__all__ = ["SAMPLES", "arrays_digest", "is_completed", "merged_statistics", "summarise", "write_completion"]
 
 SAMPLES = "samples.parquet"
 
@@ -44,7 +45,7 @@ def merged_statistics(
     """
     merged = {array: ChannelStats.empty(manifest.dim) for array in arrays_of(manifest)}
     for record in records:
-        for array, stats in read_statistics(path, manifest, record.statistics).items():
+        for array, stats in read_statistics(path, manifest, record).items():
             merged[array] = merge(merged[array], stats)
     return merged
 
@@ -61,6 +62,18 @@ def summarise(root: Root, records: Sequence[ShardRecord], samples_hash: str) -> 
         digest=root.digest(records),
         arrays_digest=arrays_digest(root.manifest, records),
     )
+
+
+def is_completed(path: Path, manifest: Manifest) -> bool:
+    """Whether index.parquet is there, and samples.parquet is the file that it was written with.
+
+    Raises:
+        CorruptStoreError: the index is altered or belongs to another store.
+    """
+    index = read_index(path, manifest)
+    if index is None or not (path / SAMPLES).is_file():
+        return False
+    return file_xxh3(path / SAMPLES) == index.summary.samples_hash
 
 
 def write_completion(path: Path, root: Root, samples: pa.Table) -> None:

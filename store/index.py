@@ -27,6 +27,7 @@ __all__ = ["INDEX", "Index", "IndexSummary", "read_index", "write_index"]
 
 INDEX: Final = "index.parquet"
 _KEY: Final = "activault.index"
+_REMEDY: Final = f"delete {INDEX} and run the same `activault extract` again"
 _VECTOR = pa.list_(pa.float64())
 _COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
     ("entry", pa.string()),
@@ -88,15 +89,13 @@ class Index:
             for row in rows
         }
         if list(found) != list(arrays_of(self.manifest)):
-            raise CorruptStoreError(
-                f"{INDEX} must have the statistics of every array; restore it from a copy"
-            )
+            raise CorruptStoreError(f"{INDEX} must have the statistics of every array; {_REMEDY}")
         return found
 
 
 def _vector(values: list[float] | None, dim: int) -> npt.NDArray[np.float64]:
     if values is None or len(values) != dim:
-        raise CorruptStoreError(f"{INDEX}: statistics must have {dim} channels; restore it from a copy")
+        raise CorruptStoreError(f"{INDEX}: statistics must have {dim} channels; {_REMEDY}")
     return np.array(values, np.float64)
 
 
@@ -132,10 +131,12 @@ def read_index(path: Path, manifest: Manifest) -> Index | None:
     try:
         summary = IndexSummary.model_validate_json(metadata.get(_KEY, ""))
     except ValidationError as exc:
-        raise CorruptStoreError(f"{INDEX} has no summary that can be read; restore it from a copy") from exc
+        raise CorruptStoreError(f"{INDEX} has no summary that can be read; {_REMEDY}") from exc
     if summary.manifest != manifest.sha256():
-        raise CorruptStoreError(f"{INDEX} belongs to another store; restore it from a copy")
+        raise CorruptStoreError(f"{INDEX} belongs to another store; {_REMEDY}")
     shards = table["shard"].slice(0, manifest.num_shards).to_pylist()
     if len(shards) != manifest.num_shards or any(shard != place for place, shard in enumerate(shards)):
-        raise CorruptStoreError(f"{INDEX} must have a record for each of {manifest.num_shards} shards")
+        raise CorruptStoreError(
+            f"{INDEX} must have a record for each of {manifest.num_shards} shards; {_REMEDY}"
+        )
     return Index(manifest, summary, table)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .codecs import array_metadata
-from .completion import SAMPLES
+from .completion import SAMPLES, is_completed
 from .errors import ConfigError, CorruptStoreError
 from .files import parse_json, read_small
 from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kinds
 from .manifest import Manifest
 from .reading import ChunkSource, read_rows
-from .records import ArrayKey, array_folder, arrays_of
+from .records import ArrayKey, array_folder, arrays_of, is_finished
 from .root import ROOT, Root, read_root
 from .samples import OK, SAMPLES_SCHEMA, content_hash, with_outcomes
 from .sealed import read_sealed
@@ -36,6 +36,7 @@ __all__ = ["Store", "open_store"]
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
+_RERUN: Final = "run the same `activault extract` again"
 
 
 def open_store(path: Path | str) -> Store:
@@ -118,6 +119,18 @@ class Store:
         return self.path / "teacher"
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the store is complete and its tables, records and shards' files are all there now.
+
+        Presence and sizes alone are looked at, not the bytes of arrays; what is not whole, a writer of the
+        same plan repairs. The teacher's files no writer writes again.
+        """
+        shards = range(self.manifest.num_shards)
+        return is_completed(self.path, self.manifest) and all(
+            is_finished(self.path, self.manifest, shard) for shard in shards
+        )
+
+    @property
     def num_bad(self) -> int:
         """Rows of finished shards whose image was bad."""
         return self._shards.num_bad
@@ -141,7 +154,7 @@ class Store:
 
     @property
     def arrays_digest(self) -> str:
-        """Names the decoded values in row order alone."""
+        """Names the decoded values alone, in row order, shard by shard; it depends on the shard size."""
         return self._shards.arrays_digest
 
     @cached_property
@@ -154,13 +167,13 @@ class Store:
         try:
             table, _, found = read_sealed(self.path / SAMPLES, SAMPLES_SCHEMA)
         except FileNotFoundError as exc:
-            raise CorruptStoreError(f"{SAMPLES} is missing; restore it from a copy of the store") from exc
+            raise CorruptStoreError(f"{SAMPLES} is missing; {_RERUN}") from exc
         if self._index is not None:
             agrees = found == self._index.summary.samples_hash
         else:
             agrees = len(table) == self.num_rows and content_hash(table) == self._root.samples
         if not agrees:
-            raise CorruptStoreError(f"{SAMPLES} is of another store; restore it from a copy of this one")
+            raise CorruptStoreError(f"{SAMPLES} is of another store; {_RERUN}")
         if self._index is not None:
             return table
         records = (self._shards.record(shard) for shard in self._shards.finished)

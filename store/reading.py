@@ -21,7 +21,7 @@ import numpy.typing as npt
 from .errors import CorruptStoreError
 from .layout import TokenKind
 from .manifest import Manifest
-from .records import ArrayKey, ShardRecord, arrays_of
+from .records import ArrayKey, ShardRecord, arrays_of, extract_again
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
 
@@ -59,13 +59,16 @@ class ChunkSource:
         shard, chunk = divmod(part.chunk, manifest.chunks_per_shard)
         place = list(arrays_of(manifest)).index(array)
         values = _scratch_array(manifest.chunk_shape(array.kind))
+        record = self.record(shard)
         try:
-            with ShardFile(self.path, manifest, self.record(shard).files[place], array.kind) as file:
+            with ShardFile(self.path, manifest, record.files[place], array.kind) as file:
                 file.read_chunk(chunk, values)
         except CorruptStoreError as exc:
             first = part.chunk * manifest.chunk_rows
             last = min(first + manifest.chunk_rows, manifest.num_rows) - 1
-            raise CorruptStoreError(f"rows {first} to {last} (shard {shard}): {exc}") from exc
+            raise CorruptStoreError(
+                f"rows {first} to {last} (shard {shard}): {exc}; {extract_again(shard)}"
+            ) from exc
         self._refuse_fill(part, array, values)
         held = values if out.dtype == np.float32 else values.view(np.uint16)[..., 1::2]
         out[_as_slice(part.places)] = held[_as_slice(part.local)]
@@ -77,7 +80,7 @@ class ChunkSource:
         if is_fill.any():
             raise CorruptStoreError(
                 f"row {rows[is_fill][0]} is ok by its record, but reads as fill in layer {array.layer}, "
-                f"{array.kind}; extract shard {rows[is_fill][0] // self.manifest.shard_rows} again"
+                f"{array.kind}; {extract_again(rows[is_fill][0] // self.manifest.shard_rows)}"
             )
 
 

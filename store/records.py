@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -26,13 +26,18 @@ __all__ = [
     "array_file",
     "array_folder",
     "arrays_of",
+    "extract_again",
     "file_faults",
+    "is_finished",
     "make_record",
     "parse_record",
     "read_record",
     "record_path",
     "statistics_path",
 ]
+
+
+_RERUN: Final = "run the same `activault extract` again"
 
 
 class _Part(BaseModel):
@@ -121,6 +126,11 @@ def record_path(shard: int) -> str:
     return f"shards/{shard:05d}.json"
 
 
+def extract_again(shard: int) -> str:
+    """What to do about bytes of a shard that are not what was written: sizes alone do not show it."""
+    return f"restore it from a copy, or delete {record_path(shard)} and {_RERUN}"
+
+
 def statistics_path(shard: int) -> str:
     """File of a shard's statistics, relative to the store."""
     return f"shards/{shard:05d}.stats.safetensors"
@@ -170,16 +180,12 @@ def parse_record(text: bytes, manifest: Manifest, shard: int) -> ShardRecord:
     value = parse_json(text, name)
     body = {key: item for key, item in value.items() if key != "checksum"} if isinstance(value, dict) else {}
     if not body or value.get("checksum") != xxh3(canonical_json(body)) or canonical_json(value) != text:
-        raise CorruptStoreError(
-            f"{name} is not what was written (its checksum disagrees); extract shard {shard} again"
-        )
+        raise CorruptStoreError(f"{name} is not what was written (its checksum disagrees); {_RERUN}")
     try:
         record = ShardRecord.model_validate_json(text)
     except ValidationError as exc:
         first = exc.errors()[0]
-        raise CorruptStoreError(
-            f"{name}: {first['loc']}: {first['msg']}; extract shard {shard} again"
-        ) from exc
+        raise CorruptStoreError(f"{name}: {first['loc']}: {first['msg']}; {_RERUN}") from exc
     _check_claims(record, manifest, shard)
     return record
 
@@ -203,13 +209,13 @@ def _check_claims(record: ShardRecord, manifest: Manifest, shard: int) -> None:
         if claimed != implied:
             raise CorruptStoreError(
                 f"{record_path(shard)}: {field} must be {_short(implied)} for this store; got "
-                f"{_short(claimed)}; extract shard {shard} again"
+                f"{_short(claimed)}; {_RERUN}"
             )
     for row, status, _ in record.bad:
         if status in {"", OK, PENDING}:
             raise CorruptStoreError(
                 f"{record_path(shard)}: bad row {row} needs a reason code as its status; got {status!r}; "
-                f"extract shard {shard} again"
+                f"{_RERUN}"
             )
 
 
@@ -247,3 +253,12 @@ def file_faults(store: Path, record: ShardRecord) -> Iterator[tuple[str, str]]:
             continue
         if size != file.bytes:
             yield file.path, f"must have {file.bytes} bytes; it has {size}"
+
+
+def is_finished(store: Path, manifest: Manifest, shard: int) -> bool:
+    """Whether a shard has a valid record and all its files are there with the recorded sizes."""
+    try:
+        found = read_record(store, manifest, shard)
+    except CorruptStoreError:
+        return False
+    return found is not None and next(file_faults(store, found[0]), None) is None

@@ -66,25 +66,24 @@ def read_sealed(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str]
         CorruptStoreError: a byte of the file is not what was written, or its columns are not `schema`'s.
         FileNotFoundError: there is no such file.
     """
+    remedy = f"delete {path.name} and run the same `activault extract` again"
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as exc:
-        raise CorruptStoreError(f"{path.name} cannot be read ({exc.strerror})") from exc
+        raise CorruptStoreError(f"{path.name} cannot be read ({exc.strerror}); {remedy}") from exc
     digits = _digits(data)
     if digits is None or data[digits] != _seal_of(data, digits):
-        raise CorruptStoreError(
-            f"{path.name} is not what was written (its seal disagrees); restore it from a copy of the store"
-        )
+        raise CorruptStoreError(f"{path.name} is not what was written (its seal disagrees); {remedy}")
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         table = file.read()
     except (pa.ArrowException, OSError) as exc:
-        raise CorruptStoreError(f"{path.name} cannot be read as Parquet: {exc}") from exc
+        raise CorruptStoreError(f"{path.name} cannot be read as Parquet ({exc}); {remedy}") from exc
     metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
     if not table.schema.equals(schema):
         raise CorruptStoreError(
-            f"{path.name} must have the columns {schema.names}; it has {table.schema.names}"
+            f"{path.name} must have the columns {schema.names}; it has {table.schema.names}; {remedy}"
         )
     return table, metadata, xxh3(data)

@@ -75,7 +75,7 @@ class ShardFile:
         except OSError as exc:
             raise CorruptStoreError(
                 f"{record.path} is missing or cannot be read ({exc.strerror}); its shard's record says that "
-                "it is there; restore it from a copy, or run the same `activault extract` again"
+                "it is there"
             ) from exc
         try:
             self._index = self._read_index(manifest.chunks_per_shard)
@@ -94,10 +94,7 @@ class ShardFile:
     def _read_index(self, num_chunks: int) -> npt.NDArray[np.uint64]:
         size = os.fstat(self._handle).st_size
         if size != self._size:
-            raise CorruptStoreError(
-                f"{self._what} must have {self._size} bytes; it has {size}; restore it from a copy, or run "
-                "the same `activault extract` again"
-            )
+            raise CorruptStoreError(f"{self._what} must have {self._size} bytes; it has {size}")
         length = 16 * num_chunks + 4
         if length > size:
             raise CorruptStoreError(
@@ -115,7 +112,7 @@ class ShardFile:
                     raise CorruptStoreError(f"{self._what} ended {length - len(data)} bytes early")
                 data += more
         except OSError as exc:
-            raise CorruptStoreError(f"{self._what} cannot be read ({exc.strerror}); check the disk") from exc
+            raise CorruptStoreError(f"{self._what} cannot be read ({exc.strerror})") from exc
         return data
 
     def read_chunk(self, chunk: int, out: Float32) -> None:
@@ -129,7 +126,7 @@ class ShardFile:
         offset, length = (int(value) for value in self._index[chunk])
         what = f"{self._what}: chunk {chunk}"
         if offset == length == _ABSENT:
-            raise CorruptStoreError(f"{what} is missing; run the same `activault extract` again")
+            raise CorruptStoreError(f"{what} is missing")
         if offset + length > self._size:
             raise CorruptStoreError(
                 f"{what} must lie within {self._size} bytes; the index says {offset}+{length}"

@@ -19,7 +19,7 @@ from .errors import CorruptStoreError
 from .files import xxh3
 from .layout import layer_name
 from .manifest import Manifest
-from .records import ArrayKey, FileRecord, arrays_of
+from .records import ArrayKey, ShardRecord, arrays_of, extract_again
 
 __all__ = ["ChannelStats", "merge", "merge_all", "read_statistics", "statistics_bytes", "statistics_of"]
 
@@ -117,20 +117,24 @@ def statistics_bytes(statistics: Mapping[ArrayKey, ChannelStats]) -> bytes:
     return save(tensors)
 
 
-def read_statistics(store: Path, manifest: Manifest, file: FileRecord) -> dict[ArrayKey, ChannelStats]:
+def read_statistics(store: Path, manifest: Manifest, record: ShardRecord) -> dict[ArrayKey, ChannelStats]:
     """A shard's statistics, checked against its record and the manifest.
 
     Raises:
         CorruptStoreError: the file is missing, altered or not of this store's shape.
     """
+    file, remedy = record.statistics, extract_again(record.shard)
     try:
+        size = (store / file.path).stat().st_size
+        if size != file.bytes:
+            raise CorruptStoreError(f"{file.path} must have {file.bytes} bytes; it has {size}; {remedy}")
         data = (store / file.path).read_bytes()
     except OSError as exc:
-        raise CorruptStoreError(f"{file.path} is missing or cannot be read ({exc.strerror})") from exc
-    if xxh3(data) != file.hash:
         raise CorruptStoreError(
-            f"{file.path} is not what was written (its hash disagrees); extract the shard again"
-        )
+            f"{file.path} is missing or cannot be read ({exc.strerror}); {remedy}"
+        ) from exc
+    if xxh3(data) != file.hash:
+        raise CorruptStoreError(f"{file.path} is not what was written (its hash disagrees); {remedy}")
     try:
         tensors = load(data)
         found = {

@@ -21,7 +21,15 @@ from .errors import CorruptStoreError, StoreError
 from .files import file_sha256, file_xxh3, pretty_json
 from .index import INDEX, Index, read_index
 from .layout import layer_name
-from .records import ShardRecord, array_folder, arrays_of, file_faults, read_record, record_path
+from .records import (
+    ShardRecord,
+    array_folder,
+    arrays_of,
+    extract_again,
+    file_faults,
+    read_record,
+    record_path,
+)
 from .root import ROOT, Root, read_root
 from .samples import PENDING, SAMPLES_SCHEMA, content_hash, with_outcomes
 from .sealed import read_sealed
@@ -29,7 +37,12 @@ from .sealed import read_sealed
 __all__ = ["Fault", "VerifyReport", "verify_store"]
 
 Progress = Callable[[int, int], None]
-_READABLE: Final = "can be read and is what was written"
+_READABLE: Final = "must be readable and what was written"
+_RERUN: Final = "run the same `activault extract` again"
+_REINDEX: Final = f"delete {INDEX} and {_RERUN}"
+_RESAMPLE: Final = f"delete {SAMPLES} and {_RERUN}"
+_COPY: Final = "restore it from a copy of the store"
+_MERGED: Final = "must have the merged statistics of all shards"
 
 
 @dataclass(frozen=True)
@@ -39,7 +52,7 @@ class Fault:
     where: str
     """File relative to the store, or `store`."""
     rule: str
-    """What holds in a sound store."""
+    """What must hold in a sound store."""
     detail: str
     """What was found instead."""
 
@@ -98,7 +111,11 @@ def verify_store(
         check.bytes(progress)
     if complete and check.complete is None:
         done, num = len(check.found), root.manifest.num_shards
-        check.fault("store", "is complete", f"{done} of {num} shards are finished and {INDEX} is not written")
+        check.fault(
+            "store",
+            "must be complete",
+            f"{done} of {num} shards are finished and {INDEX} is not written; {_RERUN}",
+        )
     return VerifyReport(
         tuple(check.faults), len(check.found), root.manifest.num_shards, check.complete is not None
     )
@@ -133,10 +150,10 @@ class _Check:
             with (self.path / name).open("rb") as file:
                 found = file.read(len(expected) + 1)
         except OSError as exc:
-            self.fault(name, "is there", f"it cannot be read ({exc.strerror})")
+            self.fault(name, "must be there", f"it cannot be read ({exc.strerror}); restore it from a copy")
             return
         if found != expected:
-            self.fault(name, "is what the manifest implies", "it differs; restore it from a copy")
+            self.fault(name, "must be what the manifest implies", "it differs; restore it from a copy")
 
     def records(self) -> None:
         """Every record, and the presence and size of its files."""
@@ -150,21 +167,23 @@ class _Check:
                 continue
             self.found[shard], self.texts[shard] = found
             for file, detail in file_faults(self.path, found[0]):
-                self.fault(
-                    file, "has the recorded size", f"it {detail}; run the same `activault extract` again"
-                )
+                self.fault(file, "must have the recorded size", f"it {detail}; {_RERUN}")
 
     def _record_numbers(self) -> list[int]:
         folder = self.path / "shards"
-        if not folder.is_dir():
-            self.fault("shards", "is there", "the folder is missing; the store may have lost its records")
+        try:
+            files = [file.name for file in folder.iterdir()]
+        except OSError as exc:
+            self.fault("shards", "must be there", f"it cannot be listed ({exc.strerror}); {_RERUN}")
             return []
-        names = [match[1] for file in folder.iterdir() if (match := re.fullmatch(r"(\d+)\.json", file.name))]
+        names = [match[1] for file in files if (match := re.fullmatch(r"(\d+)\.json", file))]
         for name in names:
             if f"shards/{name}.json" != record_path(int(name)) or int(name) >= self.manifest.num_shards:
                 last = self.manifest.num_shards - 1
                 self.fault(
-                    f"shards/{name}.json", f"records are of shards 0 to {last}", "there is no such shard"
+                    f"shards/{name}.json",
+                    f"must be of one of the shards 0 to {last}",
+                    "there is no such shard; delete the file",
                 )
         return sorted({int(name) for name in names if int(name) < self.manifest.num_shards})
 
@@ -181,25 +200,27 @@ class _Check:
         for shard in range(self.manifest.num_shards):
             if self.texts.get(shard) != index.record_text(shard):
                 self.fault(
-                    record_path(shard), f"is there and as {INDEX} has it", "it is missing, altered or another"
+                    record_path(shard),
+                    f"must be there and as {INDEX} has it",
+                    f"it is missing, altered or another; {_REINDEX}",
                 )
         if len(self.found) < self.manifest.num_shards:
             return
         records = [self.found[shard] for shard in sorted(self.found)]
         if index.summary != summarise(self.root, records, index.summary.samples_hash):
-            self.fault(INDEX, "sums up the records", "its summary says something else")
+            self.fault(INDEX, "must sum up the records", f"its summary says something else; {_REINDEX}")
         try:
             if index.statistics != merged_statistics(self.path, self.manifest, records):
-                self.fault(INDEX, "has the merged statistics of all shards", "they differ")
+                self.fault(INDEX, _MERGED, f"they differ; {_REINDEX}")
         except StoreError as exc:
-            self.fault(INDEX, "has the merged statistics of all shards", str(exc))
+            self.fault(INDEX, _MERGED, str(exc))
 
     def samples(self) -> None:
         """The sample table against the plan and the outcomes."""
         try:
             table, _, found = read_sealed(self.path / SAMPLES, SAMPLES_SCHEMA)
         except FileNotFoundError:
-            self.fault(SAMPLES, "is there", "it is missing; restore it from a copy")
+            self.fault(SAMPLES, "must be there", f"it is missing; {_RERUN}")
             return
         except StoreError as exc:
             self.fault(SAMPLES, _READABLE, str(exc))
@@ -207,13 +228,17 @@ class _Check:
         rows = table["row"].to_numpy()
         if len(rows) != self.manifest.num_rows or not np.array_equal(rows, np.arange(len(rows))):
             self.fault(
-                SAMPLES, f"has the rows 0 to {self.manifest.num_rows - 1}", f"it has {len(rows)} others"
+                SAMPLES,
+                f"must have the rows 0 to {self.manifest.num_rows - 1}",
+                f"it has {len(rows)} others; {_RESAMPLE}",
             )
             return
         if content_hash(table) != self.root.samples:
-            self.fault(SAMPLES, "has the planned keys, labels and sources", "they differ")
+            self.fault(SAMPLES, "must have the planned keys, labels and sources", f"they differ; {_RESAMPLE}")
         if self.complete is not None and found != self.complete.summary.samples_hash:
-            self.fault(SAMPLES, f"is the file that {INDEX} was written with", "it is another")
+            self.fault(
+                SAMPLES, f"must be the file that {INDEX} was written with", f"it is another; {_RESAMPLE}"
+            )
         self._outcomes(table)
 
     def _outcomes(self, table: pa.Table) -> None:
@@ -227,7 +252,7 @@ class _Check:
             mask[rows.start : rows.stop] = True
         keep = pa.array(mask)
         if not table.filter(keep).equals(with_outcomes(table, ranges).filter(keep)):
-            self.fault(SAMPLES, "has the outcomes of the records", "they differ")
+            self.fault(SAMPLES, "must have the outcomes of the records", f"they differ; {_RESAMPLE}")
 
     def teacher(self) -> None:
         """Presence and size of the teacher's files."""
@@ -235,19 +260,20 @@ class _Check:
             path = self.path / name
             size = path.stat().st_size if path.is_file() else None
             if size != file.bytes:
-                self.fault(
-                    name, f"has {file.bytes} bytes", "it is missing" if size is None else f"it has {size}"
-                )
+                found = "it is missing" if size is None else f"it has {size}"
+                self.fault(name, f"must have {file.bytes} bytes", f"{found}; {_COPY}")
 
     def bytes(self, progress: Progress | None) -> None:
         """Every byte of arrays, statistics and teacher against its hash."""
         hashed = [
-            (file.path, file.bytes, file.hash, file_xxh3)
+            (file.path, file.bytes, file.hash, file_xxh3, extract_again(record.shard))
             for record in self.found.values()
             for file in (*record.files, record.statistics)
         ]
-        hashed += [(name, file.bytes, file.sha256, file_sha256) for name, file in self.root.teacher.items()]
-        total = sum(size for _, size, _, _ in hashed)
+        hashed += [
+            (name, file.bytes, file.sha256, file_sha256, _COPY) for name, file in self.root.teacher.items()
+        ]
+        total = sum(size for _, size, *_ in hashed)
         done = 0
 
         def count(size: int) -> None:
@@ -257,16 +283,14 @@ class _Check:
                 progress(done, total)
 
         known = {fault.where for fault in self.faults}
-        for name, size, expected, hash_of in hashed:
+        for name, size, expected, hash_of, remedy in hashed:
             if name in known:  # missing or of another size: told already
                 count(size)
                 continue
             try:
                 found = hash_of(self.path / name, count)
             except OSError as exc:
-                self.fault(name, "can be read", f"it cannot ({exc.strerror})")
+                self.fault(name, "must be readable", f"it is not ({exc.strerror}); {remedy}")
                 continue
             if found != expected:
-                self.fault(
-                    name, "is what was written", f"its hash is {found}, not {expected}; extract it again"
-                )
+                self.fault(name, "must be what was written", f"its hash is {found}, not {expected}; {remedy}")

@@ -19,19 +19,18 @@ import pyarrow as pa
 
 from .buffer import ShardBuffer
 from .codecs import non_finite, to_float32
-from .completion import write_completion
-from .errors import ConfigError, CorruptStoreError, IncompleteStoreError, NonFiniteError
+from .completion import is_completed, write_completion
+from .errors import ConfigError, IncompleteStoreError, NonFiniteError
 from .files import atomic_write, disk_error, leftovers, lock_shared, locked_alone, xxh3
-from .index import INDEX, read_index
+from .index import INDEX
 from .records import (
     ArrayFile,
     ArrayKey,
     FileRecord,
     ShardRecord,
     arrays_of,
-    file_faults,
+    is_finished,
     make_record,
-    read_record,
     record_path,
     statistics_path,
 )
@@ -82,14 +81,8 @@ class StoreWriter:
     @property
     def unfinished(self) -> list[int]:
         """Shards without a valid record, or whose files are not all there with their recorded sizes."""
-        return [shard for shard in range(self.manifest.num_shards) if not self._is_finished(shard)]
-
-    def _is_finished(self, shard: int) -> bool:
-        try:
-            found = read_record(self.path, self.manifest, shard)
-        except CorruptStoreError:
-            return False
-        return found is not None and next(file_faults(self.path, found[0]), None) is None
+        shards = range(self.manifest.num_shards)
+        return [shard for shard in shards if not is_finished(self.path, self.manifest, shard)]
 
     def buffer(self, shard: int) -> ShardBuffer:
         """An empty buffer for one shard; it takes `ShardBuffer.nbytes` of memory."""
@@ -156,6 +149,7 @@ class StoreWriter:
         shard = buffer.shard
         # From here on the shard and the store are not finished, whatever they were before.
         (self.path / INDEX).unlink(missing_ok=True)
+        (self.path / record_path(shard)).parent.mkdir(exist_ok=True)
         (self.path / record_path(shard)).unlink(missing_ok=True)
         files: list[ArrayFile] = []
         statistics: dict[ArrayKey, ChannelStats] = {}
@@ -171,7 +165,7 @@ class StoreWriter:
         return record
 
     def complete(self) -> None:
-        """Merge all outcomes into samples.parquet and write index.parquet; nothing to do if they are there.
+        """Merge all outcomes into samples.parquet and write index.parquet; nothing to do if both are sound.
 
         Raises:
             IncompleteStoreError: a shard is unfinished.
@@ -185,7 +179,7 @@ class StoreWriter:
                 "extract` again"
             )
         try:
-            if read_index(self.path, self.manifest) is None:
+            if not is_completed(self.path, self.manifest):
                 write_completion(self.path, self._root, self._samples)
         except OSError as exc:
             raise disk_error(exc, self.path, self._samples.nbytes) from exc

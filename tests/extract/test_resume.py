@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -42,15 +43,76 @@ def test_a_finished_store_is_left_as_it_is(
     assert before == {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.is_file()}
 
 
+LOST = {
+    "array": ("layer_06/patches/c/1/0/0",),
+    "statistics": ("shards/00001.stats.safetensors",),
+    "record": ("shards/00001.json",),
+    "all records": ("shards/00000.json", "shards/00001.json", "shards/00002.json"),
+    "samples": ("samples.parquet",),
+}
+
+
+@pytest.mark.parametrize("names", LOST.values(), ids=LOST)
+@pytest.mark.parametrize("harm", ["missing", "short"])
+def test_a_finished_store_that_lost_files_is_made_whole(
+    make_folder: MakeFolder, tmp_path: Path, named: ExtractOptions, names: tuple[str, ...], harm: str
+) -> None:
+    folder, path = make_folder(20), tmp_path / "s.zarr"
+    first = extract(folder, path, named)
+    for name in names:
+        if harm == "missing":
+            (path / name).unlink()
+        else:
+            (path / name).write_bytes(b"x")
+    again = extract(folder, path, named)
+    assert again.digest == first.digest
+    assert again.num_new == {"samples.parquet": 0, "shards/00000.json": 20}.get(names[0], 8)
+    assert verify_store(path, deep=True, complete=True).ok
+    assert extract(folder, path, named).num_new == 0
+
+
+def test_an_absent_index_is_written_again(
+    make_folder: MakeFolder, tmp_path: Path, named: ExtractOptions
+) -> None:
+    folder, path = make_folder(20), tmp_path / "s.zarr"
+    first = extract(folder, path, named)
+    (path / "index.parquet").unlink()
+    again = extract(folder, path, named)
+    assert (again.digest, again.num_new) == (first.digest, 0)
+
+
+ROTTEN = (
+    "layer_06/patches/c/1/0/0",
+    "shards/00001.json",
+    "shards/00001.stats.safetensors",
+    "samples.parquet",
+    "index.parquet",
+)
+
+
+@pytest.mark.parametrize("name", ROTTEN)
+def test_following_the_remedy_for_a_flipped_bit_mends_the_store(
+    make_folder: MakeFolder, tmp_path: Path, named: ExtractOptions, name: str
+) -> None:
+    folder, path = make_folder(20), tmp_path / "s.zarr"
+    first = extract(folder, path, named)
+    content = bytearray((path / name).read_bytes())
+    content[len(content) // 2] ^= 4
+    (path / name).write_bytes(content)
+    faults = [fault for fault in verify_store(path, deep=True).faults if fault.where == name]
+    assert "run the same `activault extract` again" in faults[0].detail
+    for asked in re.findall(r"delete (\S+) and run", faults[0].detail):
+        (path / asked).unlink()
+    assert extract(folder, path, named).digest == first.digest
+    assert verify_store(path, deep=True, complete=True).ok
+
+
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch, tiny: Backbone, options: ExtractOptions) -> ExtractOptions:
-    """A request whose teacher comes from timm's hub, here the tiny teacher; it may be loaded once."""
+    """A request whose teacher comes from timm's hub, here the tiny teacher."""
     info = tiny.info.model_copy(update={"weights": "timm hub, test_vit"})
-    loads = iter([0])
 
     def load(*_: object, **__: object) -> Backbone:
-        if next(loads, None) is None:
-            pytest.fail("the teacher's weights were loaded again")
         return Backbone(load_vit(tiny), info, tiny.preprocessing)
 
     monkeypatch.setattr(module, "load_backbone", load)
@@ -67,10 +129,13 @@ def load_vit(tiny: Backbone) -> Any:
 
 
 def test_a_finished_store_of_a_named_teacher_is_known_without_its_weights(
-    make_folder: MakeFolder, tmp_path: Path, named: ExtractOptions
+    make_folder: MakeFolder, tmp_path: Path, named: ExtractOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(9)
     first = extract(folder, tmp_path / "s.zarr", named)
+    monkeypatch.setattr(
+        module, "load_backbone", lambda *_, **__: pytest.fail("the weights were loaded again")
+    )
     assert extract(folder, tmp_path / "s.zarr", named).digest == first.digest
 
 

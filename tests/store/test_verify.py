@@ -48,7 +48,8 @@ def test_an_unfinished_sound_store_is_ok_unless_it_must_be_complete(plan: Plan, 
     assert report.finished_shards == len(shards)
     faults = verify_store(plan.path, complete=True).faults
     assert [str(fault) for fault in faults] == [
-        f"store: is complete; {len(shards)} of 4 shards are finished and index.parquet is not written"
+        f"store: must be complete; {len(shards)} of 4 shards are finished and index.parquet is not written; "
+        "run the same `activault extract` again"
     ]
 
 
