@@ -19,13 +19,11 @@ from pathlib import Path
 
 from activault.store.errors import ImageSourceError
 from activault.store.manifest import SourceInfo
+from activault.store.samples import split_of
 
 from .decode import EXTENSIONS, MAX_PIXELS, BadImage, GoodImage, decode_image
 
-__all__ = ["SPLITS", "ImageFolder", "label_of"]
-
-SPLITS = ("train", "val", "valid", "validation", "test")
-"""First folders that are a split, not a class."""
+__all__ = ["ImageFolder", "label_of"]
 
 
 class ImageFolder:
@@ -77,9 +75,12 @@ class ImageFolder:
 
 
 def label_of(key: str) -> str | None:
-    """The first folder of a key, after a leading split folder: `train/cat/a/1.jpg` is a `cat`."""
+    """The first folder of a key, after a leading split folder: `train/cat/a/1.jpg` is a `cat`.
+
+    What a split folder is, `activault.store.split_of` says.
+    """
     folders = key.split("/")[:-1]
-    if folders and folders[0] in SPLITS:
+    if split_of(key) is not None:
         folders = folders[1:]
     return folders[0] if folders else None
 

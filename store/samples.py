@@ -136,14 +136,16 @@ def split_of(key: str) -> str | None:
 def split_rows(samples: pa.Table, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[np.int64]]:
     """`rows` parted into `train` and `test`, each in the given order.
 
-    By the keys' first folder where every one of the rows has one (`train`; `test`, `val`, `valid`,
-    `validation`), otherwise by a hash of the key, one fifth for testing: a row keeps its side whatever else
-    is in the store.
+    If any key of the whole table begins with a split folder (`train`; `test`, `val`, `valid`, `validation`),
+    by that folder, and rows without one go to `train`: a stray file never moves a test image into training.
+    Otherwise by a hash of the key, one fifth for testing. Which of the two holds depends on the whole table,
+    not on `rows`.
     """
-    keys = [str(key) for key in samples["key"].take(rows).to_pylist()]
-    sides = [split_of(key) for key in keys]
-    if None in sides:
+    keys = samples["key"].to_pylist()
+    if any(split_of(key) for key in keys):
+        in_test = np.array([split_of(keys[row]) == "test" for row in rows.tolist()], dtype=bool)
+    else:
         bound = int(_TEST_SHARE * 2**64)
-        sides = ["test" if xxhash.xxh3_64_intdigest(key.encode()) < bound else "train" for key in keys]
-    in_test = np.array([side == "test" for side in sides], dtype=bool)
+        hashes = (xxhash.xxh3_64_intdigest(keys[row].encode()) for row in rows.tolist())
+        in_test = np.array([value < bound for value in hashes], dtype=bool)
     return {"train": rows[~in_test], "test": rows[in_test]}

@@ -10,7 +10,7 @@ from PIL import Image
 
 from activault.extract.decode import BadImage, GoodImage
 from activault.extract.images import ImageFolder, label_of
-from activault.store import ImageSourceError
+from activault.store import ImageSourceError, split_of
 
 
 def put(folder: Path, *names: str) -> Path:
@@ -46,10 +46,17 @@ def test_other_files_and_hidden_ones_are_left_out(tmp_path: Path) -> None:
         ("test/1.png", None),
         ("validation/dog/1.png", "dog"),
         ("cat/train/1.png", "cat"),
+        ("Train/cat/1.png", "cat"),
+        ("VAL/cat/1.png", "cat"),
     ],
 )
 def test_labels(key: str, label: str | None) -> None:
     assert label_of(key) == label
+
+
+def test_a_split_folder_is_the_same_for_the_label_and_the_split(tmp_path: Path) -> None:
+    source = ImageFolder(put(tmp_path, "Train/cat/1.jpg"))
+    assert (source.labels, split_of(source.keys[0])) == (["cat"], "train")
 
 
 def test_links_are_followed_but_not_round_in_circles(tmp_path: Path) -> None:

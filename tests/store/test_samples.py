@@ -81,6 +81,26 @@ def test_rows_split_by_folder_where_all_have_one() -> None:
     assert parts["test"].tolist() == [1]
 
 
+@pytest.mark.parametrize("stray", ["stray.jpg", "other/stray.jpg"])
+def test_a_stray_file_goes_to_training_and_moves_no_other(stray: str) -> None:
+    keys = [f"{'train' if row < 50 else 'test'}/{row}.jpg" for row in range(100)] + [stray]
+    table = plan_samples(keys, [None] * 101, "images")
+    parts = split_rows(table, np.arange(101))
+    assert parts["train"].tolist() == [*range(50), 100]
+    assert parts["test"].tolist() == list(range(50, 100))
+
+
+def test_the_whole_table_decides_not_the_rows_asked_for() -> None:
+    keys = [f"{row}.jpg" for row in range(100)] + ["test/a.jpg"]
+    parts = split_rows(plan_samples(keys, [None] * 101, "images"), np.arange(100))
+    assert (len(parts["train"]), len(parts["test"])) == (100, 0)
+
+
+def test_no_rows_split_into_none() -> None:
+    parts = split_rows(plan_samples(["a"], [None], "images"), np.empty(0, np.int64))
+    assert (len(parts["train"]), len(parts["test"])) == (0, 0)
+
+
 def test_rows_split_by_key_keep_their_side_in_another_store() -> None:
     keys = [f"{row}.jpg" for row in range(2000)]
     whole = split_rows(plan_samples(keys, [None] * 2000, "images"), np.arange(2000))
