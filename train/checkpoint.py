@@ -4,14 +4,18 @@
     STAGE/step_000000100.safetensors    model.*, exp_avg.*, exp_avg_sq.*, step.* and rng.*
 
 The JSON is renamed into place after the tensors are on disk, so that a killed writer leaves the checkpoint
-before it whole; whatever the JSON does not name is swept away by the next save. Only the last one is kept.
+before it whole; what the JSON does not name is swept away by the next save. Only the last one is kept.
+
+`write_atomically` and `write_json` are how every file of a run is written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,15 @@ from torch import Tensor, nn
 
 from activault.store.errors import RunError
 
-__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "write_atomically", "write_json"]
+__all__ = [
+    "Checkpoint",
+    "disk_errors",
+    "load_checkpoint",
+    "one_line",
+    "save_checkpoint",
+    "write_atomically",
+    "write_json",
+]
 
 VERSION = 1
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -59,9 +71,10 @@ def save_checkpoint(
     tensors = _tensors_of(module, optimizer)
     write_atomically(folder / name, lambda temporary: save_file(tensors, temporary))
     write_json(folder / "checkpoint.json", {"version": VERSION, "tensors": name, **asdict(checkpoint)})
-    for leftover in folder.glob("*.safetensors*"):
-        if leftover.name != name:
-            leftover.unlink(missing_ok=True)
+    with disk_errors(folder):
+        for leftover in [*folder.glob("*.safetensors"), *folder.glob("*.tmp")]:
+            if leftover.name != name:
+                leftover.unlink(missing_ok=True)
 
 
 def load_checkpoint(
@@ -80,7 +93,9 @@ def load_checkpoint(
         version, name = record.pop("version"), record.pop("tensors")
         checkpoint = Checkpoint(**record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise RunError(f"{path} is no checkpoint: {exc}; remove {folder} to train the stage anew") from exc
+        raise RunError(
+            f"{path} is no checkpoint: {one_line(exc)}; remove {folder} to train the stage anew"
+        ) from exc
     if version != VERSION:
         raise RunError(
             f"{path} has version {version} and this program reads {VERSION}; use the one that wrote it"
@@ -94,31 +109,54 @@ def load_checkpoint(
             raise RunError(f"{path} names tensors outside its folder: {name!r}")
         _put_tensors(load_file(folder / name), module, optimizer)
     except (OSError, SafetensorError, KeyError, RuntimeError) as exc:
-        raise RunError(f"{folder / name} does not hold this stage's tensors: {exc}; remove {folder}") from exc
+        raise RunError(
+            f"{folder / name} does not hold this stage's tensors: {one_line(exc)}; remove {folder}"
+        ) from exc
     return checkpoint
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, bring it to the disk, and rename it to `path`.
 
+    The temporary file has a name of its own, so that two processes never fill the same one.
+
     Raises:
         RunError: the disk is full, read-only or gone.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_folder(path.parent)
-    except (OSError, SafetensorError) as exc:
-        raise RunError(f"{path} could not be written: {exc}; what was there before is whole") from exc
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    with disk_errors(path):
+        try:
+            write(temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            with contextlib.suppress(OSError):  # what ended the write, if anything did, is told instead
+                temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """`write_atomically` for one JSON object."""
     text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Tell what the disk refuses while `path` is written as a RunError."""
+    try:
+        yield
+    except (OSError, SafetensorError) as exc:
+        raise RunError(
+            f"{path} could not be written: {one_line(exc)}; what was there before is whole: make room or "
+            "allow writing there, then start again"
+        ) from exc
+
+
+def one_line(exc: Exception) -> str:
+    """An error's message without its line breaks."""
+    return " ".join(str(exc).split())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 from activault.store import Store
 from activault.store.errors import RunError
 
-from .checkpoint import write_json
+from .checkpoint import disk_errors, one_line, write_json
 from .raptor import RaptorConfig
 from .recipe import TrainRecipe
 
@@ -51,13 +51,8 @@ def open_run(out: Path, recipe: TrainRecipe, config: RaptorConfig, store: Store)
         if isinstance(there["recipe"], dict):
             there["recipe"].pop("store", None)
         _refuse_difference(out, there, identity)
-    elif out.exists() and (not out.is_dir() or any(path.suffix != ".tmp" for path in out.iterdir())):
-        raise RunError(f"{out} exists and is no run; choose another folder")
     else:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise RunError(f"{out} cannot be made: {exc}") from exc
+        _make_folder(out)
         versions = {
             "activault": version("activault"),
             "torch": torch.__version__,
@@ -66,6 +61,16 @@ def open_run(out: Path, recipe: TrainRecipe, config: RaptorConfig, store: Store)
         written = {**identity, "recipe": recipe.model_dump(mode="json"), "versions": versions}
         write_json(out / "run.json", written)
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _make_folder(out: Path) -> None:
+    """An empty folder for a run; one that a killed start left half-made will do."""
+    try:
+        if out.exists() and (not out.is_dir() or any(path.suffix != ".tmp" for path in out.iterdir())):
+            raise RunError(f"{out} exists and is no run; choose another folder")
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise RunError(f"{out} cannot be made: {exc}; choose another folder") from exc
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def read_run(path: Path) -> dict[str, Any]:
             f"{path} is no run: it has no run.json; `activault train RECIPE --out {path}` makes one"
         ) from exc
     except (OSError, ValueError) as exc:
-        raise RunError(f"{path / 'run.json'} cannot be read: {exc}") from exc
+        raise RunError(f"{path / 'run.json'} cannot be read: {one_line(exc)}; choose another folder") from exc
     if not isinstance(record, dict) or record.get("version") != VERSION:
         raise RunError(f"{path / 'run.json'} is not of version {VERSION}; use the program that wrote it")
     return record
@@ -112,9 +117,11 @@ def alone_in(out: Path) -> Iterator[None]:
     """Hold the run's folder; the lock goes with the process, however it ends.
 
     Raises:
-        RunError: another process trains there.
+        RunError: another process trains there, or the folder cannot be written.
     """
-    with (out / "lock").open("a") as file:
+    with disk_errors(out / "lock"):
+        file = (out / "lock").open("a")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:

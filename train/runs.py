@@ -25,7 +25,7 @@ from activault.store import Store, split_rows
 from activault.store.errors import ConfigError, IncompleteStoreError, RunError
 from activault.store.layout import TokenLayout
 
-from .checkpoint import write_atomically
+from .checkpoint import disk_errors, one_line, write_atomically
 from .closed_loop import closed_loop_stage
 from .raptor import Raptor, RaptorConfig
 from .recipe import TrainRecipe
@@ -124,9 +124,7 @@ def train(
                     progress=progress,
                 )
                 results.append(result)
-            if not (out / "model.safetensors").exists():
-                tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
-                write_atomically(out / "model.safetensors", lambda temporary: save_file(tensors, temporary))
+            _write_model(out / "model.safetensors", model)
     return RunSummary(path=out, cuts=cuts, stages=tuple(results), num_parameters=model.num_parameters)
 
 
@@ -153,7 +151,9 @@ def load_run(path: Path | str) -> Run:
             teacher_sha256=str(record["teacher_sha256"]),
         )
     except (OSError, KeyError, ValidationError, SafetensorError, RuntimeError) as exc:
-        raise RunError(f"{path} does not hold a run that this program can read: {exc}") from exc
+        raise RunError(
+            f"{path} does not hold a run that this program can read: {one_line(exc)}; train it anew elsewhere"
+        ) from exc
 
 
 def raptor_config(recipe: TrainRecipe, store: Store, cuts: Sequence[int]) -> RaptorConfig:
@@ -210,6 +210,17 @@ def _initial_model(recipe: TrainRecipe, config: RaptorConfig, blocks: Sequence[n
             )
         model.init_from_blocks(blocks, recipe.teacher_block)
     return model
+
+
+def _write_model(path: Path, model: Raptor) -> None:
+    """The trained model, unless it is there; whatever a killed start left of it goes."""
+    if path.exists():
+        return
+    with disk_errors(path):
+        for leftover in path.parent.glob(f"{path.name}.*.tmp"):
+            leftover.unlink()
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary))
 
 
 def _stages(recipe: TrainRecipe, model: Raptor, store: Store, device: torch.device) -> Iterator[Stage]:

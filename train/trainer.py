@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from activault.store import ActivationLoader, Batch, Store
 from activault.store.errors import RunError
 
-from .checkpoint import Checkpoint, load_checkpoint, save_checkpoint, write_atomically
+from .checkpoint import Checkpoint, disk_errors, load_checkpoint, save_checkpoint, write_atomically
 from .schedule import learning_rate_at
 from .stages import ProgressCallback, Stage, StageProgress, StageResult
 
@@ -53,7 +53,8 @@ def run_stage(
     a stage that was finished before is told once, as finished.
 
     Raises:
-        RunError: the folder's checkpoint is another run's or unreadable, or the loss stopped being a number.
+        RunError: the folder's checkpoint is another run's or unreadable, the disk is full or read-only, or
+            the loss stopped being a number.
         KeyboardInterrupt: Ctrl-C, after the step that was under way and a checkpoint.
     """
     config = stage.config
@@ -65,7 +66,8 @@ def run_stage(
         weight_decay=config.weight_decay,
         fused=device.type in ("cpu", "cuda"),
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     saved = load_checkpoint(folder, stage.module, optimizer, identity=identity)
     step = saved.step if saved else 0
     losses = Losses(stage, pending=saved.pending if saved else [], logged=saved.last_loss if saved else None)
@@ -192,29 +194,37 @@ class Losses:
 
 
 class MetricsFile:
-    """`metrics.jsonl`, cut back to the step that training goes on from."""
+    """`metrics.jsonl`, cut back to the step that training goes on from.
+
+    Every method raises a RunError where the disk is full or read-only.
+    """
 
     def __init__(self, path: Path, *, last_step: int) -> None:
-        if path.exists():
-            kept = [
-                line for line in path.read_text(encoding="utf-8").splitlines() if _is_up_to(last_step, line)
-            ]
-            text = "".join(line + "\n" for line in kept)
+        self._path = path
+        with disk_errors(path):
+            there = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        kept = [line for line in there.splitlines() if _is_up_to(last_step, line)]
+        text = "".join(line + "\n" for line in kept)
+        if text != there:
             write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-        self._file = path.open("a", encoding="utf-8")
+        with disk_errors(path):
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, **values: int | float) -> None:
         """Append one line."""
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+        with disk_errors(self._path):
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Bring the lines to the disk, before a checkpoint that stands for them."""
-        os.fsync(self._file.fileno())
+        with disk_errors(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with disk_errors(self._path):
+            self._file.close()
 
 
 def _is_up_to(last_step: int, line: str) -> bool:

@@ -58,7 +58,8 @@ def test_folder_without_a_checkpoint_has_none(tmp_path: Path) -> None:
 
 def test_only_the_last_is_kept_and_leftovers_are_swept(tmp_path: Path) -> None:
     net, optimizer = trained()
-    (tmp_path / "step_000000001.safetensors.tmp").write_bytes(b"half")
+    for name in ("step_000000001.safetensors.0f.tmp", "checkpoint.json.0f.tmp", "metrics.jsonl.0f.tmp"):
+        (tmp_path / name).write_bytes(b"half")
     for step in (3, 6):
         save_checkpoint(tmp_path, record(step), net, optimizer)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -98,6 +99,33 @@ def test_full_disk_is_told_with_the_path(tmp_path: Path, monkeypatch: pytest.Mon
         save_checkpoint(tmp_path, record(), *trained())
 
 
+def test_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    module.write_json(path, {"a": 1})
+
+    def half(temporary: Path) -> None:
+        temporary.write_text("ha")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RunError, match=r"a\.json could not be written: .* make room or allow writing there"):
+        module.write_atomically(path, half)
+    assert [there.name for there in tmp_path.iterdir()] == ["a.json"]
+    assert path.read_text() == '{\n  "a": 1\n}\n'
+
+
+def test_two_writers_of_one_file_do_not_share_a_temporary_one(tmp_path: Path) -> None:
+    used: list[str] = []
+
+    def outer(temporary: Path) -> None:
+        temporary.write_text("outer")
+        used.append(temporary.name)
+        if len(used) == 1:
+            module.write_atomically(tmp_path / "a", outer)
+
+    module.write_atomically(tmp_path / "a", outer)
+    assert len(set(used)) == 2
+
+
 def change(path: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
@@ -108,8 +136,9 @@ def test_foreign_and_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
     whole = path.read_text()
     with pytest.raises(RunError, match="another recipe, phases or store; choose another folder"):
         load_checkpoint(tmp_path, *trained(0), identity="other")
-    with pytest.raises(RunError, match=r"does not hold this stage's tensors"):
+    with pytest.raises(RunError, match=r"does not hold this stage's tensors") as caught:
         load_checkpoint(tmp_path, nn.Linear(3, 3), identity="i")
+    assert "\n" not in str(caught.value)
     change(path, version=2)
     with pytest.raises(RunError, match="has version 2 and this program reads 1"):
         load_checkpoint(tmp_path, *trained(0), identity="i")

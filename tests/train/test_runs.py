@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -281,6 +283,51 @@ def test_two_processes_do_not_train_in_one_folder(store: Store, tmp_path: Path) 
 
     run(tmp_path / "run", store, progress=intrude)
     run(tmp_path / "run", store)
+
+
+@pytest.mark.parametrize(
+    ("in_the_way", "named"),
+    [
+        ("", r"run exists and is no run; choose another folder"),
+        ("lock/", r"lock could not be written: .*; what was there before is whole: make room or allow"),
+        ("phase_1", r"phase_1 could not be written: .* then start again"),
+        ("phase_1/metrics.jsonl/", r"metrics\.jsonl could not be written: .* then start again"),
+        ("model.safetensors.0f.tmp/", r"model\.safetensors could not be written: .* then start again"),
+    ],
+    ids=["run", "lock", "stage", "metrics", "model"],
+)
+def test_what_cannot_be_written_is_told_in_one_line(
+    store: Store, tmp_path: Path, in_the_way: str, named: str
+) -> None:
+    out = tmp_path / "run"
+    if in_the_way:
+        run(out, store, stage1={"steps": 0}, stage2={"steps": 0})
+        record = json.loads((out / "run.json").read_text())
+        shutil.rmtree(out)
+        out.mkdir()
+        (out / "run.json").write_text(json.dumps({**record, "recipe": recipe().model_dump(mode="json")}))
+    place = out / in_the_way
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.mkdir() if in_the_way.endswith("/") else place.write_text("")
+    with pytest.raises(RunError, match=named) as caught:
+        run(out, store)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("parent", ["file", "full"])
+def test_folder_that_cannot_be_made_is_told(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: str
+) -> None:
+    if parent == "file":
+        (tmp_path / "file").write_text("")
+    else:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(RunError, match=r"run cannot be made: .*; choose another folder"):
+        run(tmp_path / parent / "run", store)
 
 
 def test_device_is_one_or_its_name(store: Store, tmp_path: Path) -> None:

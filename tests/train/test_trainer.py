@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +118,17 @@ def test_finished_stage_is_not_run_again(store: Store, tmp_path: Path) -> None:
     assert second.wait_seconds == 0
     assert same_weights(again.module, stage.module)
     assert (second.loss, second.steps) == (first.loss, first.steps)
+
+
+def test_full_disk_under_the_metrics_is_told(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(RunError, match=r"metrics\.jsonl could not be written: .*No space left on device"):
+        run(make_stage(store), tmp_path / "s", store)
 
 
 def test_start_is_told_and_then_every_step(store: Store, tmp_path: Path) -> None:
