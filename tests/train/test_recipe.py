@@ -10,6 +10,7 @@ from activault.store.errors import ConfigError
 from activault.train.losses import TokenWeights
 from activault.train.recipe import TrainRecipe, load_recipe, parse_recipe
 
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 TEXT = """
 store = "s.zarr"
 num_phases = 3
@@ -41,8 +42,26 @@ def test_file_becomes_a_recipe(path: Path) -> None:
     assert recipe.stage2.token_weights == TokenWeights(cls=1, registers=0, patches=1)
 
 
-def test_defaults_are_the_papers(path: Path) -> None:
-    recipe = load_recipe(path)
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_every_recipe_that_comes_with_the_project_loads(file: Path) -> None:
+    recipe = load_recipe(file)
+    assert recipe.stage1.steps > 0
+    assert recipe.stage2.steps > 0
+
+
+def test_the_papers_recipe_is_the_defaults_but_for_depth_and_mlp() -> None:
+    paper = load_recipe(next(file for file in RECIPES if file.stem == "paper_k3"))
+    steps = {"steps": 312_500}
+    model = {"depth": "raw", "mlp": "swiglu"}
+    assert paper == parse_recipe(
+        {"store": "imagenet.zarr", "cuts": [7, 10], "model": model, "stage1": steps, "stage2": steps}
+    )
+    assert (paper.init, paper.stage1.warmup_steps, paper.stage2.warmup_steps) == ("random", 10_000, 10_000)
+
+
+def test_defaults_are_the_papers_but_for_depth_and_mlp(path: Path) -> None:
+    recipe = load_recipe(path, ["model={}"])
+    assert (recipe.model.depth, recipe.model.mlp) == ("normalised", "gelu")
     for stage in (recipe.stage1, recipe.stage2):
         assert (stage.batch_size, stage.learning_rate, stage.weight_decay) == (64, 3e-4, 1e-4)
         assert (stage.floor, stage.clip, stage.loss) == (1e-6, 1.0, "raw")
@@ -142,9 +161,9 @@ def test_missing_key_and_missing_file(path: Path, tmp_path: Path) -> None:
 
 def test_identity_leaves_the_stores_path_out_and_nothing_else(path: Path) -> None:
     recipe = load_recipe(path)
-    assert load_recipe(path, ["store=elsewhere"]).sha256() == recipe.sha256()
+    assert load_recipe(path, ["store=elsewhere"]).identity() == recipe.identity()
     for override in ("seed=1", "stage1.clip=2.0", "model.depth=raw", "split=all"):
-        assert load_recipe(path, [override]).sha256() != recipe.sha256()
+        assert load_recipe(path, [override]).identity() != recipe.identity()
 
 
 def test_recipe_survives_json(path: Path) -> None:
