@@ -1,1 +1,1 @@
-"""activault.jobs"""
+"""The command line and what runs behind it: `activault COMMAND`."""

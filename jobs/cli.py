@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CycloptsError:
         return 2
     except ActivaultError as error:
-        console.err.print(f"activault: {error}", style="red", markup=False, soft_wrap=True)
+        console.err.print(f"activault: {error}", style="red", soft_wrap=True)
         return 2 if isinstance(error, ConfigError | MissingExtraError) else 1
     except BrokenPipeError:  # whoever read standard output, `head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.err.print(
             f"activault: {error.strerror or error}{place}; nothing that was finished is lost",
             style="red",
-            markup=False,
             soft_wrap=True,
         )
         return 1
     except KeyboardInterrupt:
         console.err.print(
-            "activault: interrupted; run the same command again and it goes on where it stopped"
+            "activault: interrupted; run the same command again and it goes on where it stopped",
+            soft_wrap=True,
         )
         return 130
     except ModuleNotFoundError as error:
@@ -79,7 +79,6 @@ def _missing(error: ModuleNotFoundError) -> int:
     remedy = f"python -m pip install 'activault[{extras[module]}]'"
     console.err.print(
         f"activault: this command needs {module}, which is not installed; {remedy}",
-        markup=False,
         soft_wrap=True,
     )
     return 2

@@ -26,8 +26,9 @@ from rich.text import Text
 
 __all__ = ["human_bytes", "human_seconds", "out", "progress_bar", "table"]
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# Without markup: a path may hold [brackets].
+out = Console(highlight=False, markup=False)
+err = Console(stderr=True, highlight=False, markup=False)
 
 Advance = Callable[..., None]
 

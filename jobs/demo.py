@@ -106,7 +106,7 @@ class DemoResult:
             "saliency, not Meta's release.",
             soft_wrap=True,
         )
-        console.out.print(f"report: {self.analysis.page}", soft_wrap=True, style="bold", markup=False)
+        console.out.print(f"report: {self.analysis.page}", soft_wrap=True, style="bold")
 
 
 def _r2(value: float | None) -> str:
@@ -173,4 +173,4 @@ def _train(out: Path, overrides: Sequence[str], quiet: bool) -> RunSummary:
 
 def _say(quiet: bool, text: str) -> None:
     if not quiet:
-        console.err.print(f"$ {text}", style="cyan", markup=False, soft_wrap=True)
+        console.err.print(f"$ {text}", style="cyan", soft_wrap=True)

@@ -25,7 +25,7 @@ def show_facts(facts: dict[str, Any]) -> None:
     rows = [(key, _spoken(key, value)) for key, value in _flat(facts)]
     width = max(len(key) for key, _ in rows)
     for key, value in rows:
-        console.out.print(f"{key:<{width}}  {value}", markup=False, soft_wrap=True)
+        console.out.print(f"{key:<{width}}  {value}", soft_wrap=True)
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -67,11 +67,11 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
 def show_report(path: Path, report: VerifyReport) -> None:
     """Every fault on a line of its own, then the verdict."""
     for fault in report.faults:
-        console.out.print(f"{fault.where}: {fault.rule}; {fault.detail}", markup=False, soft_wrap=True)
+        console.out.print(f"{fault.where}: {fault.rule}; {fault.detail}", soft_wrap=True)
     shards = f"{report.finished_shards} of {report.num_shards} shards finished"
     shards += ", complete" if report.complete else ", not complete"
     verdict = "sound" if report.ok else f"{len(report.faults)} fault(s)"
-    console.out.print(f"{path}: {verdict}, {shards}", markup=False, soft_wrap=True)
+    console.out.print(f"{path}: {verdict}, {shards}", soft_wrap=True)
 
 
 def require_sound(path: Path, *, quiet: bool) -> None:

@@ -50,8 +50,8 @@ def report_inputs(
 def _losses(run: Path) -> Iterator[LossCurve]:
     """Every stage's logged losses, in the order they were trained."""
     for path in [*sorted(run.glob("phase_*/metrics.jsonl")), run / "closed_loop" / "metrics.jsonl"]:
-        if path.exists():
-            lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = list(_logged(path))
+        if lines:
             phase = path.parent.name.startswith("phase_")
             yield LossCurve(
                 stage="each phase alone" if phase else "closed loop",
@@ -59,6 +59,18 @@ def _losses(run: Path) -> Iterator[LossCurve]:
                 steps=[line["step"] for line in lines],
                 values=[line["loss"] for line in lines],
             )
+
+
+def _logged(path: Path) -> Iterator[dict[str, float]]:
+    """Whole lines of a stage's log; one that a killed or a running writer left half-way is no line yet."""
+    if not path.exists():
+        return
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+            yield {"step": int(line["step"]), "loss": float(line["loss"])}
+        except (ValueError, KeyError, TypeError):
+            continue
 
 
 def _notes(

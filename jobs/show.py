@@ -33,9 +33,9 @@ def show_extraction(store: Path, summary: ExtractSummary) -> None:
     }
     if summary.num_new:
         lines["time"] = ", ".join(f"{name} {share:.0%}" for name, share in summary.stalls.items())
-    console.out.print(f"{store}", markup=False, style="bold", soft_wrap=True)
+    console.out.print(f"{store}", style="bold", soft_wrap=True)
     for name, text in lines.items():
-        console.out.print(f"  {name:<7} {text}", markup=False, soft_wrap=True)
+        console.out.print(f"  {name:<7} {text}", soft_wrap=True)
 
 
 def show_phases(found: FoundPhases) -> None:

@@ -31,7 +31,7 @@ from activault.analyze import (
     max_cut_phases,
     max_num_phases,
 )
-from activault.store import ConfigError, Store, open_store, split_rows
+from activault.store import ConfigError, RunError, Store, open_store, split_rows
 
 from . import console
 from .report_inputs import report_inputs
@@ -106,6 +106,8 @@ def find_phases(
     Raises:
         ConfigError: a k does not fit the layers.
     """
+    if k is not None and not k:
+        raise ConfigError("k is one or more numbers of phases, such as --k 2 3; got none")
     similarity = _similarity(open_store(path), quiet)
     most = max_num_phases(len(similarity.blocks_only().layers), cost)
     wanted = sorted(set(k)) if k is not None else [number for number in SHOWN_PHASES if number <= most]
@@ -215,7 +217,10 @@ def probe_run(
             device=chosen,
             progress=advance,
         )
-    write_json(run_path / "probe.json", {"task": task, **_probe_identity(store, run), **report.to_dict()})
+    try:
+        write_json(run_path / "probe.json", {"task": task, **_probe_identity(store, run), **report.to_dict()})
+    except RunError as exc:  # another team's run may be read-only; its numbers are still good
+        console.err.print(f"activault: the probe is not kept: {exc}", style="yellow", soft_wrap=True)
     return report
 
 

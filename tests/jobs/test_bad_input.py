@@ -165,3 +165,31 @@ def test_a_device_that_is_not_there(activault: Command, store: Path, run: Path) 
     answer = activault("probe", store, "--run", run, "--device", "abacus")
     assert answer.status == 2
     assert "abacus" in answer.error_line
+
+
+def test_brackets_in_a_path_are_no_markup(
+    activault: Command, recipe: Path, store: Path, tmp_path: Path
+) -> None:
+    run, report = tmp_path / "run [/red]", tmp_path / "out [b]x"
+    answer = activault("train", recipe, "--out", run)
+    assert answer.status == 0
+    assert "run [/red]" in "".join(answer.out.split("\n"))
+    answer = activault("analyze", store, "--run", run, "--out", report)
+    assert answer.status == 0
+    assert str(report / "report.html") in answer.out
+
+
+def test_phases_of_no_number(activault: Command, store: Path) -> None:
+    answer = activault("phases", store, "--k")
+    assert answer.status == 2
+    assert "Traceback" not in answer.err
+
+
+def test_a_half_written_log_is_read_as_far_as_it_goes(
+    activault: Command, recipe: Path, store: Path, tmp_path: Path
+) -> None:
+    activault("train", recipe, "--out", tmp_path / "r")
+    log = tmp_path / "r" / "closed_loop" / "metrics.jsonl"
+    log.write_bytes(log.read_bytes() + b'{"step": 7, "lo\xff')
+    (tmp_path / "r" / "phase_1" / "metrics.jsonl").write_text("")
+    assert activault("analyze", store, "--run", tmp_path / "r", "--out", tmp_path / "o").status == 0

@@ -1,0 +1,7 @@
+"""`python -m activault.jobs COMMAND`, where the console script is not on the path."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())
