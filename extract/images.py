@@ -39,8 +39,14 @@ class ImageFolder:
     """The class folder's name, or None."""
 
     def __init__(self, path: Path, max_pixels: int = MAX_PIXELS) -> None:
-        if not path.is_dir():
-            found = "a file" if path.exists() else "nothing"
+        try:
+            is_folder, is_there = path.is_dir(), path.exists()
+        except OSError as exc:
+            raise ImageSourceError(
+                f"the folder {path} cannot be looked into ({exc.strerror}); grant the right to read it"
+            ) from exc
+        if not is_folder:
+            found = "a file" if is_there else "nothing"
             raise ImageSourceError(f"images are read from a folder; there is {found} at {path}")
         self.path = path
         self.max_pixels = max_pixels
@@ -93,13 +99,22 @@ def _listing(path: Path) -> tuple[list[tuple[str, str, int]], Counter[str]]:
         if extension not in EXTENSIONS:
             others[extension or "no extension"] += 1
         elif _is(entry, "file"):
-            images.append((_key(name), name, entry.stat().st_size))
+            images.append((_key(name), name, _size(path / name)))
         elif entry.is_symlink():
             # A link to nothing is a row that cannot be read, not a row less.
             images.append((_key(name), name, 0))
         else:
             others["not a file"] += 1  # a pipe or a socket: reading it would wait for ever
     return sorted(images), others
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as exc:
+        raise ImageSourceError(
+            f"{path} vanished while its folder was listed ({exc.strerror}); try again"
+        ) from exc
 
 
 def _walk(

@@ -1,4 +1,4 @@
-"""What this machine offers an extraction: a device, cores and memory."""
+"""What this machine offers an extraction: a device and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from activault.store.errors import ConfigError
 
-__all__ = ["choose_device", "memory_bytes", "num_cores"]
+__all__ = ["choose_device", "memory_bytes"]
 
 
 def choose_device(name: str) -> torch.device:
@@ -27,11 +27,6 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= available.get(device.type, 0):
         raise ConfigError(f"the device {name!r} is not available here; take auto or cpu")
     return device
-
-
-def num_cores() -> int:
-    """Cores this process may use, which on a cluster are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:

@@ -35,13 +35,15 @@ from activault.store import (
     parse_layers,
     plan_samples,
 )
+from activault.store.cores import num_cores
+from activault.store.creation import is_free
 from activault.store.grid import SHARD_BUFFER_BYTES
 
 from .backbone import Backbone, load_backbone, save_teacher
 from .capture import Decoded, Progress, StallTimes, capture, without_pixels
 from .decode import BadImage
 from .images import ImageFolder
-from .machine import choose_device, memory_bytes, num_cores
+from .machine import choose_device, memory_bytes
 from .preprocess import default_resize, to_pixels
 from .weights import DEMO_SHA256, DEMO_SOURCE, hub_source
 
@@ -165,10 +167,7 @@ def extract(
 
 def _existing(path: Path) -> Store | None:
     """The store that is there already; a path that is something else is refused before anything is loaded."""
-    half_planned = (path / ".planning").exists() and not (path / "zarr.json").exists()
-    if not path.exists() or half_planned or (path.is_dir() and next(path.iterdir(), None) is None):
-        return None
-    return open_store(path)
+    return None if is_free(path) else open_store(path)
 
 
 def _refuse_other_request(there: Store, source: ImageFolder, options: ExtractOptions) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -35,8 +36,15 @@ class TeacherFiles:
 
 
 def write_teacher(files: TeacherFiles, folder: Path) -> None:
-    """Write both files into an existing folder."""
-    save_file(files.tensors, folder / "model.safetensors")
+    """Write both files into an existing folder.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    try:
+        save_file(files.tensors, folder / "model.safetensors")
+    except SafetensorError as exc:  # how that library tells of a full disk
+        raise OSError(f"model.safetensors: {exc}") from exc
     config = {
         "info": files.info.model_dump(mode="json"),
         "preprocessing": files.preprocessing.model_dump(mode="json"),

@@ -174,7 +174,7 @@ def demo_tensors() -> dict[str, Tensor]:
             written = Path(scratch) / path.name
             save_file(tensors, written)
             written.replace(path)
-    except OSError as exc:
+    except (OSError, SafetensorError) as exc:
         raise WeightsError(
             f"the cache folder {path.parent} cannot be used ({exc}); set ACTIVAULT_CACHE"
         ) from exc

@@ -71,9 +71,10 @@ def is_completed(path: Path, manifest: Manifest) -> bool:
         CorruptStoreError: the index is altered or belongs to another store.
     """
     index = read_index(path, manifest)
-    if index is None or not (path / SAMPLES).is_file():
+    try:
+        return index is not None and file_xxh3(path / SAMPLES) == index.summary.samples_hash
+    except OSError:
         return False
-    return file_xxh3(path / SAMPLES) == index.summary.samples_hash
 
 
 def write_completion(path: Path, root: Root, samples: pa.Table) -> None:

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
-from .errors import ConfigError, NotAStoreError, StoreMismatchError
-from .files import atomic_write, disk_error, file_sha256, pretty_json, sync_file, sync_folder
+from .errors import ConfigError, NotAStoreError, StoreError, StoreMismatchError
+from .files import atomic_write, disk_error, file_sha256, is_leftover, pretty_json, sync_file, sync_folder
 from .layout import layer_name
 from .manifest import Manifest
 from .records import array_folder, arrays_of
@@ -25,7 +25,7 @@ from .samples import SAMPLES_SCHEMA, content_hash
 from .sealed import read_sealed, write_sealed
 from .writer import StoreWriter
 
-__all__ = ["create_store"]
+__all__ = ["create_store", "is_free"]
 
 TeacherFiles = Mapping[str, Path] | Callable[[Path], object]
 
@@ -54,24 +54,43 @@ def create_store(
             f"samples come from plan_samples, one for each of {manifest.num_rows} rows; got {len(samples)} "
             f"of the columns {samples.schema.names}"
         )
-    if (path / ROOT).exists():
-        root = read_root(path)
-        _refuse_difference(path, root, manifest, samples)
-    else:
-        _refuse_foreign(path)
-        try:
+    try:
+        if is_free(path):
             root = _plan(path, manifest, samples, teacher_files)
-        except OSError as exc:
-            raise disk_error(exc, path, samples.nbytes) from exc
-    return StoreWriter(path, root, samples)
+        else:
+            _refuse_foreign(path)
+            root = read_root(path)
+            _refuse_difference(path, root, manifest, samples)
+        return StoreWriter(path, root, samples)
+    except OSError as exc:
+        raise disk_error(exc, path, samples.nbytes) from exc
+
+
+def is_free(path: Path) -> bool:
+    """Whether a store may be planned at `path`.
+
+    There is nothing, a half-planned store, or a folder that holds nothing but what a writer left that was
+    killed at its very first file.
+
+    Raises:
+        StoreError: the folder may not be looked into.
+    """
+    try:
+        if (path / ROOT).exists():
+            return False
+        if not path.exists() or (path / PLANNING).exists():
+            return True
+        return path.is_dir() and all(is_leftover(entry) for entry in path.iterdir())
+    except OSError as exc:
+        raise StoreError(
+            f"{path} cannot be looked into ({exc.strerror}); grant the right to read it"
+        ) from exc
 
 
 def _refuse_foreign(path: Path) -> None:
-    if not path.exists():
-        return
     if not path.is_dir():
         raise NotAStoreError(f"{path} is a file, not an activation store; choose another path")
-    if not (path / PLANNING).exists() and next(path.iterdir(), None) is not None:
+    if not (path / ROOT).exists():
         raise NotAStoreError(
             f"{path} exists and is not an activation store; choose another path, or empty it"
         )

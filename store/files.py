@@ -27,6 +27,7 @@ __all__ = [
     "disk_error",
     "file_sha256",
     "file_xxh3",
+    "is_leftover",
     "leftovers",
     "lock_shared",
     "locked_alone",
@@ -148,6 +149,8 @@ def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
         errno.EROFS: "choose a path that can be written",
         errno.EACCES: "grant the right to write there",
         errno.EPERM: "grant the right to write there",
+        errno.ENOTDIR: "choose a path whose parents are folders",
+        errno.EEXIST: "choose a path whose parents are folders",
     }.get(exc.errno or 0, "mend the disk or the mount")
     return StoreError(
         f"{path} could not be written ({exc.strerror or exc}); {remedy}, then run the same command again: "
@@ -181,6 +184,11 @@ def locked_alone(handle: int) -> Iterator[bool]:
         yield alone
     finally:
         _share(handle)  # also after a failure: flock lets go of the old lock before it tries for the new one
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether this is a file that `atomic_write` was at when it was killed, by its name."""
+    return path.name.startswith(".") and path.name.endswith(".tmp") and path.is_file()
 
 
 def leftovers(store: Path) -> Iterator[Path]:

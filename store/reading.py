@@ -6,7 +6,6 @@ loader's pool, which then holds twice the rows.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .cores import num_cores
 from .errors import CorruptStoreError
 from .layout import TokenKind
 from .manifest import Manifest
@@ -148,7 +148,7 @@ def read_rows(
     num_tokens = sum(manifest.layout.count(kind) for kind in kinds)
     out = np.empty((len(rows), len(layers), num_tokens, manifest.dim), np.float32)
     jobs = read_jobs(source, rows, layers, kinds, out)
-    num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), len(jobs))
+    num_threads = min(_MAX_THREADS, num_cores(), len(jobs))
     if num_threads < 2:
         for job in jobs:
             job()

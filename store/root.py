@@ -108,9 +108,13 @@ def read_root(path: Path) -> Root:
 
 
 def _not_a_store(path: Path) -> NotAStoreError:
-    if (path / PLANNING).exists():
+    try:
+        is_planning, is_there = (path / PLANNING).exists(), path.exists()
+    except OSError as exc:
+        return NotAStoreError(f"{path} cannot be looked into ({exc.strerror}); grant the right to read it")
+    if is_planning:
         return NotAStoreError(f"{path}: planning was interrupted; run the same `activault extract` again")
-    if not path.exists():
+    if not is_there:
         return NotAStoreError(f"{path} does not exist; `activault extract IMAGES {path.name}` makes a store")
     return NotAStoreError(f"{path} is not an activation store (no {ROOT} in it); choose another path")
 

@@ -141,7 +141,7 @@ def split_rows(samples: pa.Table, rows: npt.NDArray[np.int64]) -> dict[str, npt.
     Otherwise by a hash of the key, one fifth for testing. Which of the two holds depends on the whole table,
     not on `rows`.
     """
-    keys = samples["key"].to_pylist()
+    keys = [str(key) for key in samples["key"].to_pylist()]
     if any(split_of(key) for key in keys):
         in_test = np.array([split_of(keys[row]) == "test" for row in rows.tolist()], dtype=bool)
     else:

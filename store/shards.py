@@ -142,6 +142,12 @@ def _numbers(folder: Path) -> Iterator[int]:
     """Shards that have a record file, ascending."""
     if not folder.is_dir():
         return
-    names = (re.fullmatch(r"(\d{5,12})\.json", entry.name) for entry in folder.iterdir())
+    try:
+        entries = list(folder.iterdir())
+    except OSError as exc:
+        raise CorruptStoreError(
+            f"the folder {folder.name} cannot be listed ({exc.strerror}); grant the right to read it"
+        ) from exc
+    names = (re.fullmatch(r"(\d{5,12})\.json", entry.name) for entry in entries)
     numbers = (int(match[1]) for match in names if match is not None)
     yield from sorted(number for number in numbers if (folder.parent / record_path(number)).exists())

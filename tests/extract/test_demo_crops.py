@@ -23,7 +23,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_the_defaults_are_the_demos() -> None:
     assert len(PHOTOGRAPHS) == 10
-    assert DemoImages() == DemoImages(seed=0, num_train=64, num_test=24, side=84, smallest=0.5)
+    assert DemoImages() == DemoImages(seed=0, num_train=70, num_test=36, side=84, smallest=0.5)
 
 
 def test_crops_are_labelled_by_photograph_and_split_by_folder(tmp_path: Path) -> None:
@@ -121,6 +121,15 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ImageSourceError, match="exists and is not a folder of demo images"):
         demo_images(tmp_path, FEW)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.png"]
+
+
+def test_a_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "images").write_bytes(b"precious")
+    with pytest.raises(ImageSourceError, match="images exists and is not a folder of demo images"):
+        demo_images(tmp_path / "images", FEW)
+    with pytest.raises(ImageSourceError, match=r"could not be made at .*inside \(.*\); choose a folder"):
+        demo_images(tmp_path / "images" / "inside", FEW)
+    assert (tmp_path / "images").read_bytes() == b"precious"
 
 
 def test_missing_wheels_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,14 @@ def test_a_path_that_is_something_else_is_refused_before_the_teacher_is_loaded(
     assert (tmp_path / "notes" / "a.txt").read_text() == "mine"
 
 
+def test_what_a_run_killed_at_its_first_file_left_is_a_place_for_a_store(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    (tmp_path / "s.zarr").mkdir()
+    (tmp_path / "s.zarr" / ".planning.0123.tmp").write_bytes(b"")
+    assert extract(make_folder(3), tmp_path / "s.zarr", options).num_new == 3
+
+
 def test_an_empty_folder_is_a_place_for_a_store(
     make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
 ) -> None:

@@ -9,11 +9,13 @@ from activault.store import (
     ConfigError,
     NotAStoreError,
     Preprocessing,
+    StoreError,
     StoreMismatchError,
     create_store,
     open_store,
     plan_samples,
 )
+from activault.store.creation import is_free
 
 from .conftest import PREPROCESSING, TEACHER, MakePlan, Plan, make_manifest, write_teacher
 
@@ -89,6 +91,40 @@ def test_a_file_is_left_alone(plan: Plan) -> None:
 def test_an_empty_folder_may_be_planned(plan: Plan) -> None:
     plan.path.mkdir()
     assert plan.write().complete
+
+
+def test_what_a_writer_killed_at_its_first_file_left_counts_as_nothing(plan: Plan) -> None:
+    plan.path.mkdir()
+    left = plan.path / ".planning.0123456789abcdef.tmp"
+    left.write_bytes(b"half")
+    assert is_free(plan.path)
+    assert plan.write().complete
+    assert not left.exists()
+
+
+def test_other_hidden_or_temporary_files_do_not(plan: Plan) -> None:
+    plan.path.mkdir()
+    (plan.path / "thesis.tmp").write_text("mine")
+    (plan.path / ".git.tmp").mkdir()
+    with pytest.raises(NotAStoreError, match="exists and is not an activation store"):
+        plan.open()
+
+
+def test_a_path_inside_a_file_is_a_store_error(make_plan: MakePlan, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StoreError, match=r"file/a.zarr could not be written .*parents are folders"):
+        make_plan("file/a.zarr").open()
+
+
+def test_a_folder_that_may_not_be_looked_into(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(StoreError, match=r"a.zarr cannot be looked into \(Permission denied\); grant"):
+        plan.open()
+    with pytest.raises(StoreError, match=r"a.zarr cannot be looked into \(Permission denied\); grant"):
+        open_store(plan.path)
 
 
 def test_a_half_planned_store_is_planned_again(plan: Plan) -> None:
