@@ -106,7 +106,7 @@ def load_checkpoint(
         )
     try:
         if Path(name).name != name:
-            raise RunError(f"{path} names tensors outside its folder: {name!r}")
+            raise RunError(f"{path} names tensors outside its folder: {name!r}; remove {folder}")
         _put_tensors(load_file(folder / name), module, optimizer)
     except (OSError, SafetensorError, KeyError, RuntimeError) as exc:
         raise RunError(

@@ -3,12 +3,13 @@
     features (rows, width), labels (rows,)  ->  LinearHead: features -> logits (rows, classes)
 
 Multinomial logistic regression: mean cross-entropy plus strength / 2 times the squared norm of the weights,
-on features that are centred and divided by one number, their root mean variance over the training rows; both
+on features that are centred and divided by one number, their root mean variance over the training rows. Both
 are then folded into the weights, so that the head is a plain linear map of raw features and can be applied,
 frozen, to another model's. Features are not scaled one by one: they come out of the teacher's final norm and
-share a scale, and a direction that hardly varies would become noise of full size. The whole training
-set is one batch and L-BFGS starts from zero in float64: the problem is convex, so the result depends
-on the features and the strength alone, not on a seed, an order of rows or a number of epochs.
+share a scale, and a direction that hardly varies would become noise of full size.
+
+The whole training set is one batch and L-BFGS starts from zero in float64: the problem is convex, so the
+result depends on the features and the strength alone, not on a seed, an order of rows or a number of epochs.
 
 The reference trains its head by AdamW (1e-4, 15 epochs over augmented images, starting from a published head)
 and selects the best validation epoch. A store holds one fixed view of each image, which an epoch schedule

@@ -1,5 +1,4 @@
-"""How well one set of layers reproduces another: R2 and cosine, per layer and token kind, in one streamed
-pass.
+"""How well one set of layers reproduces another: R2 and cosine, per layer and token kind, in one pass.
 
     target, prediction (batch, layers, tokens, dim), batch after batch  ->  RolloutMetrics
 
@@ -108,7 +107,7 @@ class R2Accumulator:
             ConfigError: there were none.
         """
         if not self.num_rows:
-            raise ConfigError("R2 is over at least one row; got none")
+            raise ConfigError("R2 is measured on at least one row; got none, give rows of the store")
         kinds = self.layout.kinds
         r2: dict[str, tuple[float | None, ...]] = {}
         cosine: dict[str, tuple[float, ...]] = {}
@@ -171,10 +170,14 @@ def evaluate_rollout(
     """
     num_layers = store.manifest.teacher.num_blocks
     if missing := sorted(set(range(num_layers + 1)) - set(store.layers)):
-        raise ConfigError(f"a closed loop is measured on layers 0-{num_layers}; the store lacks {missing}")
+        raise ConfigError(
+            f"a closed loop is measured on layers 0-{num_layers}; the store lacks {missing}; "
+            "extract with --layers all"
+        )
     if set(store.kinds) != set(store.layout.kinds):
         raise ConfigError(
-            f"a closed loop takes tokens {', '.join(store.layout.kinds)}; the store has {store.kinds}"
+            f"a closed loop takes tokens {', '.join(store.layout.kinds)}; the store has "
+            f"{', '.join(store.kinds)}; extract with all of them"
         )
     accumulator = R2Accumulator(store.layout, range(1, num_layers + 1), store.dim)
     for first in range(0, len(rows), batch_size):

@@ -60,8 +60,7 @@ class ProbeScore:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport:
-    """Every model's score; keys are `teacher`, `surrogate`, `identity` and the names of the other
-    baselines."""
+    """Every model's score, and what it was measured on."""
 
     classes: tuple[str, ...]
     """Labels that the training rows have, in the order of the head's outputs."""
@@ -74,7 +73,7 @@ class ProbeReport:
     strength: float
     """Penalty of the heads."""
     scores: dict[str, ProbeScore]
-    """One score a model."""
+    """One score a model: `teacher`, `surrogate`, `identity`, and every other baseline by its name."""
 
     @property
     def beats_baselines(self) -> bool:
@@ -116,15 +115,14 @@ def probe(
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> ProbeReport:
-    """Score teacher, surrogate, identity and baselines; `norm` is the teacher's final norm; it and
-    the models are on `device`.
+    """Score teacher, surrogate, identity and baselines.
 
-    Rows without a label are left out; `progress` is told (rows done, rows in all).
+    `norm` is the teacher's final norm; it and the models are on `device`. Rows without a label are left out;
+    `progress` is told (rows done, rows in all).
 
     Raises:
         ConfigError: layer 0, the last layer or a token kind is not in the store; the rows have no labels or
-        only
-            one; training and test rows overlap; a test row's label is in no training row.
+            only one; training and test rows overlap; a test row's label is in no training row.
     """
     _check(store, train_rows, test_rows)
     label_ids = np.asarray(store.label_ids)
@@ -140,32 +138,43 @@ def probe(
     }
     rows = np.concatenate([train_rows, test_rows])
     features = _features(store, rows, makers, norm, batch_size, device, progress)
-    num_train, num_classes = len(train_rows), len(present)
-    frozen = fit_head(features[TEACHER][:num_train], train_labels, num_classes, strength)
-    teacher_accuracy = frozen.accuracy(features[TEACHER][num_train:], test_labels)
+    most_frequent = train_labels.bincount(minlength=len(present)).argmax()
+    return ProbeReport(
+        classes=tuple(store.classes[label] for label in present),
+        num_train=len(train_rows),
+        num_test=len(test_rows),
+        chance=float((test_labels == most_frequent).double().mean()),
+        strength=strength,
+        scores=_scores(features, train_labels, test_labels, strength),
+    )
+
+
+def _scores(
+    features: Mapping[str, Tensor], train_labels: Tensor, test_labels: Tensor, strength: float
+) -> dict[str, ProbeScore]:
+    """Every model under the teacher's head and its own; its training rows come first, then its test rows."""
+    num_train, num_classes = len(train_labels), int(train_labels.max()) + 1
+    heads = {
+        name: fit_head(values[:num_train], train_labels, num_classes, strength)
+        for name, values in features.items()
+    }
+    teacher_accuracy = heads[TEACHER].accuracy(features[TEACHER][num_train:], test_labels)
     if teacher_accuracy == 0:
         raise ConfigError(
             "retention needs a teacher that gets a test row right; its probe got none, check the labels"
         )
     scores = {}
     for name, values in features.items():
-        own = frozen if name == TEACHER else fit_head(values[:num_train], train_labels, num_classes, strength)
-        strict, lenient = (head.accuracy(values[num_train:], test_labels) for head in (frozen, own))
+        strict, lenient = (
+            head.accuracy(values[num_train:], test_labels) for head in (heads[TEACHER], heads[name])
+        )
         scores[name] = ProbeScore(
             frozen_accuracy=strict,
             refitted_accuracy=lenient,
             frozen_retention=strict / teacher_accuracy,
             refitted_retention=lenient / teacher_accuracy,
         )
-    most_frequent = train_labels.bincount(minlength=num_classes).argmax()
-    return ProbeReport(
-        classes=tuple(store.classes[label] for label in present),
-        num_train=num_train,
-        num_test=len(test_rows),
-        chance=float((test_labels == most_frequent).double().mean()),
-        strength=strength,
-        scores=scores,
-    )
+    return scores
 
 
 def _maker(model: Baseline) -> Callable[[Tensor], Tensor]:
@@ -213,7 +222,8 @@ def _check(store: Store, train_rows: np.ndarray, test_rows: np.ndarray) -> None:
             )
     if set(store.kinds) != set(store.layout.kinds):
         raise ConfigError(
-            f"a closed loop takes tokens {', '.join(store.layout.kinds)}; the store has {store.kinds}"
+            f"a closed loop takes tokens {', '.join(store.layout.kinds)}; the store has "
+            f"{', '.join(store.kinds)}; extract with all of them"
         )
     if both := np.intersect1d(train_rows, test_rows).tolist():
         raise ConfigError(
@@ -234,5 +244,8 @@ def _classes_of(train: np.ndarray, test: np.ndarray, store: Store) -> np.ndarray
             f"a probe tells at least 2 labels apart; every training row is {store.classes[present[0]]!r}"
         )
     if unseen := sorted(set(test.tolist()) - set(present.tolist())):
-        raise ConfigError(f"a test label is in some training row; {store.classes[unseen[0]]!r} is in none")
+        raise ConfigError(
+            f"a test row's label is in some training row; {store.classes[unseen[0]]!r} is in none; add "
+            "images of it to the training split or leave it out"
+        )
     return present

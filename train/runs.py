@@ -99,7 +99,8 @@ def train(
     _check_store(store)
     rows = store.valid_rows if recipe.split == "all" else split_rows(store.samples, store.valid_rows)["train"]
     if not len(rows):
-        raise ConfigError(f"the store has no rows in split {recipe.split!r}; set split = 'all'")
+        remedy = "set split = 'all'" if recipe.split == "train" else "extract images that can be read"
+        raise ConfigError(f"training needs rows; the store has none in split {recipe.split!r}: {remedy}")
     config = raptor_config(recipe, store, cuts)
     if recipe.teacher_block is not None and teacher_blocks is not None and config.mlp == "gelu":
         config = config.model_copy(update={"mlp_width": plain_width(teacher_blocks)})

@@ -1,8 +1,8 @@
 """Stage 1: every phase's block alone, on the teacher's layers of its phase.
 
 A phase that makes layers a+1 .. b learns from batches (batch, b - a + 1, tokens, dim) of layers a .. b:
-lambda times teacher forcing plus (1 - lambda) times its own roll-out from layer a, lambda falling from 1 to
-0.
+lambda times teacher forcing plus (1 - lambda) times its own roll-out from layer a, where lambda falls from 1
+to 0 over the first part of the steps.
 """
 
 from __future__ import annotations

@@ -108,5 +108,5 @@ def test_layer_zero_is_never_counted() -> None:
 
 
 def test_no_rows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="R2 is over at least one row; got none"):
+    with pytest.raises(ConfigError, match="R2 is measured on at least one row; got none"):
         R2Accumulator(LAYOUT, LAYERS, DIM).result()
