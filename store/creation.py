@@ -107,7 +107,7 @@ def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.T
             )
     if root.samples == content_hash(samples):
         return
-    planned, _, _ = read_sealed(path / SAMPLES, SAMPLES_SCHEMA)
+    planned, _, _ = read_sealed(path / SAMPLES, SAMPLES_SCHEMA, manifest.num_rows, manifest.max_table_bytes)
     for name in ("key", "label", "source"):
         for row, (old, new) in enumerate(
             zip(planned[name].to_pylist(), samples[name].to_pylist(), strict=True)

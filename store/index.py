@@ -125,7 +125,8 @@ def read_index(path: Path, manifest: Manifest) -> Index | None:
         CorruptStoreError: the index is altered or belongs to another store.
     """
     try:
-        table, metadata, _ = read_sealed(path / INDEX, _SCHEMA)
+        num_entries = manifest.num_shards + len(manifest.layers) * len(manifest.kinds)
+        table, metadata, _ = read_sealed(path / INDEX, _SCHEMA, num_entries, manifest.max_table_bytes)
     except FileNotFoundError:
         return None
     try:

@@ -17,6 +17,7 @@ __all__ = ["FORMAT_VERSION", "Manifest", "Preprocessing", "SourceInfo", "StoredD
 
 FORMAT_VERSION: Final = 1
 MAX_CHUNK_BYTES: Final = 1 << 30
+MAX_TABLE_BYTES: Final = 4 << 30
 StoredDtype = Literal["bfloat16", "float32"]
 
 
@@ -138,6 +139,13 @@ class Manifest(_Record):
     def chunks_per_shard(self) -> int:
         """Inner chunks of one array's shard file."""
         return self.shard_rows // self.chunk_rows
+
+    @property
+    def max_table_bytes(self) -> int:
+        """Largest index.parquet or samples.parquet that is believed; many times what writers make."""
+        arrays = len(self.layers) * len(self.kinds)
+        size = (64 << 20) + (self.num_rows << 12) + arrays * ((self.num_shards << 10) + (self.dim << 6))
+        return min(MAX_TABLE_BYTES, size)
 
     @property
     def tokens_per_layer(self) -> int:

@@ -165,13 +165,15 @@ class Store:
             CorruptStoreError: samples.parquet is missing, altered or of another store.
         """
         try:
-            table, _, found = read_sealed(self.path / SAMPLES, SAMPLES_SCHEMA)
+            table, _, found = read_sealed(
+                self.path / SAMPLES, SAMPLES_SCHEMA, self.num_rows, self.manifest.max_table_bytes
+            )
         except FileNotFoundError as exc:
             raise CorruptStoreError(f"{SAMPLES} is missing; {_RERUN}") from exc
         if self._index is not None:
             agrees = found == self._index.summary.samples_hash
         else:
-            agrees = len(table) == self.num_rows and content_hash(table) == self._root.samples
+            agrees = content_hash(table) == self._root.samples
         if not agrees:
             raise CorruptStoreError(f"{SAMPLES} is of another store; {_RERUN}")
         if self._index is not None:
@@ -195,7 +197,7 @@ class Store:
     @cached_property
     def _is_ok(self) -> npt.NDArray[np.bool_]:
         if self.complete and not self.num_bad:
-            return np.ones(self.num_rows, dtype=bool)
+            return np.broadcast_to(np.True_, self.num_rows)  # takes no memory, whatever the number
         return np.asarray(pc.equal(self.samples["status"], pa.scalar(OK)).to_numpy(), dtype=np.bool_)
 
     @cached_property

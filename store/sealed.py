@@ -59,15 +59,28 @@ def write_sealed(path: Path, table: pa.Table, metadata: Mapping[str, str] | None
     return xxh3(data)
 
 
-def read_sealed(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str], str]:
+def read_sealed(
+    path: Path, schema: pa.Schema, num_rows: int, max_bytes: int
+) -> tuple[pa.Table, dict[str, str], str]:
     """Table, footer metadata and xxh3 of a sealed Parquet file.
 
+    Args:
+        path: the file.
+        schema: the columns that it must have.
+        num_rows: how many rows it must say in its footer, before they are read.
+        max_bytes: a larger file is not read at all.
+
     Raises:
-        CorruptStoreError: a byte of the file is not what was written, or its columns are not `schema`'s.
+        CorruptStoreError: a byte of the file is not what was written, or it is not as asked.
         FileNotFoundError: there is no such file.
     """
     remedy = f"delete {path.name} and run the same `activault extract` again"
     try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise CorruptStoreError(
+                f"{path.name} must have at most {max_bytes} bytes; it has {size}; {remedy}"
+            )
         data = path.read_bytes()
     except FileNotFoundError:
         raise
@@ -78,6 +91,10 @@ def read_sealed(path: Path, schema: pa.Schema) -> tuple[pa.Table, dict[str, str]
         raise CorruptStoreError(f"{path.name} is not what was written (its seal disagrees); {remedy}")
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
+        if file.metadata.num_rows != num_rows:
+            raise CorruptStoreError(
+                f"{path.name} must have {num_rows} rows; it has {file.metadata.num_rows}; {remedy}"
+            )
         table = file.read()
     except (pa.ArrowException, OSError) as exc:
         raise CorruptStoreError(f"{path.name} cannot be read as Parquet ({exc}); {remedy}") from exc

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from activault.store import CorruptStoreError, NotAStoreError, StoreError, open_store
+from activault.store.codecs import array_metadata
 from activault.store.files import canonical_json, pretty_json, xxh3
-from activault.store.records import parse_record
+from activault.store.records import array_folder, arrays_of, parse_record
+from activault.store.sealed import write_sealed
 
 from .conftest import Plan
 
 Change = Callable[[dict[str, Any]], object]
+
+
+@contextmanager
+def little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 10e6
+    finally:
+        tracemalloc.stop()
 
 
 def rewrite_root(store: Path, change: Change) -> None:
@@ -69,13 +83,8 @@ def set_teacher(name: str) -> Change:
 )
 def test_a_hostile_manifest_is_refused(copy: Path, change: Change, message: str) -> None:
     rewrite_root(copy, change)
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptStoreError, match=message):
-            open_store(copy)
-        assert tracemalloc.get_traced_memory()[1] < 10e6
-    finally:
-        tracemalloc.stop()
+    with little_memory(), pytest.raises(CorruptStoreError, match=message):
+        open_store(copy)
 
 
 def test_another_format_is_refused(copy: Path) -> None:
@@ -150,3 +159,47 @@ def test_a_lying_record_is_refused(written: Plan, change: Change, message: str) 
     text = canonical_json(body | {"checksum": xxh3(canonical_json(body))})
     with pytest.raises(CorruptStoreError, match=message):
         parse_record(text, written.manifest, 1)
+
+
+@pytest.mark.parametrize("num_rows", [50 + 16, 2**40])
+def test_a_complete_store_that_claims_more_rows_is_refused(copy: Path, written: Plan, num_rows: int) -> None:
+    rewrite_root(copy, set_manifest(num_rows=num_rows))
+    manifest = written.manifest.model_copy(update={"num_rows": num_rows})
+    for array in arrays_of(manifest):
+        file = copy / array_folder(array.layer, array.kind) / "zarr.json"
+        file.write_bytes(pretty_json(array_metadata(manifest, array.kind)))
+    table = pq.read_table(copy / "index.parquet")
+    summary = json.loads(table.schema.metadata[b"activault.index"]) | {"manifest": manifest.sha256()}
+    table = table.replace_schema_metadata(None)
+    write_sealed(copy / "index.parquet", table, {"activault.index": json.dumps(summary)})
+    with (
+        little_memory(),
+        pytest.raises(CorruptStoreError, match=r"index.parquet must have \d+ rows; it has 13"),
+    ):
+        open_store(copy)
+
+
+@pytest.mark.parametrize("name", ["index.parquet", "samples.parquet"])
+def test_a_huge_table_is_not_read(copy: Path, name: str) -> None:
+    with (copy / name).open("wb") as file:
+        file.truncate(1 << 40)
+    with little_memory(), pytest.raises(CorruptStoreError, match=f"{name} must have at most .* bytes"):
+        _ = open_store(copy).samples
+
+
+def test_samples_of_another_number_are_refused(copy: Path, written: Plan) -> None:
+    write_sealed(copy / "samples.parquet", written.samples.slice(0, 49))
+    with pytest.raises(CorruptStoreError, match=r"samples.parquet must have 50 rows; it has 49"):
+        _ = open_store(copy).samples
+
+
+def test_a_huge_statistics_file_is_not_read(copy: Path) -> None:
+    (copy / "index.parquet").unlink()
+    with (copy / "shards" / "00001.stats.safetensors").open("wb") as file:
+        file.truncate(1 << 40)
+    store = open_store(copy)
+    with (
+        little_memory(),
+        pytest.raises(CorruptStoreError, match=r"must have \d+ bytes; it has 1099511627776"),
+    ):
+        store.statistics(0, "cls")
