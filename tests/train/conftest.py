@@ -13,6 +13,8 @@ import torch
 from activault.store import Outcome, Store, create_store, open_store, plan_samples
 from activault.store.layout import KINDS, TokenLayout
 from activault.store.manifest import Manifest, Preprocessing, SourceInfo, TeacherInfo
+from activault.train.recipe import TrainRecipe, parse_recipe
+from activault.train.runs import RunSummary, train
 
 DIM, HEADS, NUM_LAYERS = 16, 2, 4
 LAYOUT = TokenLayout(num_cls=1, num_registers=1, grid=(2, 2))
@@ -124,3 +126,38 @@ def make_store(tmp_path: Path) -> MakeStore:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """One store for all tests that only read."""
     return store_maker(tmp_path_factory.mktemp("store"))()
+
+
+TINY_STAGE = {
+    "steps": 6,
+    "batch_size": 8,
+    "warmup_steps": 1,
+    "learning_rate": 1e-2,
+    "checkpoint_every": 2,
+    "log_every": 2,
+}
+MakeRecipe = Callable[..., TrainRecipe]
+RunTiny = Callable[..., RunSummary]
+
+
+@pytest.fixture(scope="session")
+def recipe() -> MakeRecipe:
+    """`recipe(key=value, ...)`: two phases, a few steps a stage; a stage's table is laid over these."""
+
+    def make(**changes: Any) -> TrainRecipe:
+        stages = {name: {**TINY_STAGE, **changes.get(name, {})} for name in ("stage1", "stage2")}
+        return parse_recipe({"store": "s", "cuts": [2], **changes, **stages})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run(recipe: MakeRecipe) -> RunTiny:
+    """`run(out, store, cuts, key=value, ...)`: such a recipe trained on the CPU."""
+
+    def make(
+        out: Path, against: Store, cuts: Sequence[int] = (2,), /, *, progress: Any = None, **changes: Any
+    ) -> RunSummary:
+        return train(recipe(**changes), out, store=against, cuts=cuts, device="cpu", progress=progress)
+
+    return make
