@@ -141,6 +141,7 @@ def _plan(path: Path, manifest: Manifest, samples: pa.Table, teacher_files: Teac
         folder = path / array_folder(array.layer, array.kind)
         folder.mkdir(exist_ok=True)
         atomic_write(folder / ROOT, pretty_json(array_metadata(manifest, array.kind)))
+        sync_folder(folder.parent)
     (path / "shards").mkdir(exist_ok=True)
     root = make_root(manifest, content_hash(samples), teacher)
     atomic_write(path / ROOT, root.to_bytes())

@@ -55,7 +55,9 @@ def write_shard_file(
     with zarr.config.set({"async.concurrency": _CHUNKS_AT_ONCE}):
         target[rows.start : rows.stop] = values
     sync_file(file)
-    sync_file(file.parent)
+    # The folders up to the array's own: each may be new, and its name lives in the one above.
+    for parent in (file.parent, file.parent.parent, folder / "c", folder):
+        sync_file(parent)
     return ArrayFile(path=path, bytes=file.stat().st_size, hash=file_xxh3(file), values=xxh3(values))
 
 

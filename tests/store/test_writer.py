@@ -255,6 +255,9 @@ def test_everything_is_on_disk_before_the_record(plan: Plan, monkeypatch: pytest
     plan.publish(writer, 0)
     arrays = [str(file) for file in plan.path.glob("layer_*/*/c/0/0/0")]
     assert len(arrays) == 9
+    folders = {str(folder) for folder in plan.path.glob("layer_*/*/c/**") if folder.is_dir()}
+    folders |= {str(folder) for folder in plan.path.glob("layer_*/*") if folder.is_dir()}
+    assert folders <= set(synced[: synced.index(str(plan.path / "shards"))])
     record = next(place for place, name in enumerate(synced) if ".00000.json." in name)
     statistics = next(place for place, name in enumerate(synced) if ".00000.stats" in name)
     assert max(map(synced.index, arrays)) < statistics < record
