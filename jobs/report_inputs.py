@@ -56,19 +56,19 @@ def _losses(run: Path) -> Iterator[LossCurve]:
             yield LossCurve(
                 stage="each phase alone" if phase else "closed loop",
                 name=path.parent.name.replace("_", " "),
-                steps=[line["step"] for line in lines],
-                values=[line["loss"] for line in lines],
+                steps=[step for step, _ in lines],
+                values=[loss for _, loss in lines],
             )
 
 
-def _logged(path: Path) -> Iterator[dict[str, float]]:
+def _logged(path: Path) -> Iterator[tuple[int, float]]:
     """Whole lines of a stage's log; one that a killed or a running writer left half-way is no line yet."""
     if not path.exists():
         return
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
-            yield {"step": int(line["step"]), "loss": float(line["loss"])}
+            yield int(line["step"]), float(line["loss"])
         except (ValueError, KeyError, TypeError):
             continue
 

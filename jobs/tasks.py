@@ -160,7 +160,7 @@ def train_run(
 
     recipe, chosen = load_recipe(recipe_path, overrides), choose_device(device)
     store = open_store(recipe.store)
-    cuts = recipe.cuts or _cuts_of(recipe, store, out, quiet)
+    cuts = recipe.cuts if recipe.cuts is not None else _cuts_of(recipe, store, out, quiet)
     blocks = list(load_teacher(store.teacher_dir).blocks) if recipe.teacher_block else None
     total = recipe.stage1.steps * (len(cuts) + 1) + recipe.stage2.steps
     done: dict[str, int] = {}

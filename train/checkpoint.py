@@ -1,6 +1,6 @@
 """A stage's checkpoint: `checkpoint.json` and the safetensors file that it names. No pickle.
 
-    STAGE/checkpoint.json               step, loader state, losses, recipe hash, name of the tensors' file
+    STAGE/checkpoint.json               step, loader state, losses, recipe hash, name and hash of the tensors
     STAGE/step_000000100.safetensors    model.*, exp_avg.*, exp_avg_sq.*, step.* and rng.*
 
 The JSON is renamed into place after the tensors are on disk, so that a killed writer leaves the checkpoint
@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from activault.store.errors import RunError
+from activault.store.files import file_sha256
 
 __all__ = [
     "Checkpoint",
@@ -70,7 +71,8 @@ def save_checkpoint(
     name = f"step_{checkpoint.step:09d}.safetensors"
     tensors = _tensors_of(module, optimizer)
     write_atomically(folder / name, lambda temporary: save_file(tensors, temporary))
-    write_json(folder / "checkpoint.json", {"version": VERSION, "tensors": name, **asdict(checkpoint)})
+    names = {"version": VERSION, "tensors": name, "sha256": file_sha256(folder / name)}
+    write_json(folder / "checkpoint.json", {**names, **asdict(checkpoint)})
     with disk_errors(folder):
         for leftover in [*folder.glob("*.safetensors"), *folder.glob("*.tmp")]:
             if leftover.name != name:
@@ -90,8 +92,9 @@ def load_checkpoint(
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        version, name = record.pop("version"), record.pop("tensors")
+        version, name, sha256 = record.pop("version"), str(record.pop("tensors")), record.pop("sha256")
         checkpoint = Checkpoint(**record)
+        _check_types(checkpoint)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RunError(
             f"{path} is no checkpoint: {one_line(exc)}; remove {folder} to train the stage anew"
@@ -107,12 +110,28 @@ def load_checkpoint(
     try:
         if Path(name).name != name:
             raise RunError(f"{path} names tensors outside its folder: {name!r}; remove {folder}")
+        if file_sha256(folder / name) != sha256:
+            raise RunError(
+                f"{folder / name} is not what was written; remove {folder} to train the stage anew"
+            )
         _put_tensors(load_file(folder / name), module, optimizer)
     except (OSError, SafetensorError, KeyError, RuntimeError) as exc:
         raise RunError(
             f"{folder / name} does not hold this stage's tensors: {one_line(exc)}; remove {folder}"
         ) from exc
     return checkpoint
+
+
+def _check_types(checkpoint: Checkpoint) -> None:
+    """Refuse a record that was damaged or edited before anything is built on it."""
+    step, loss = checkpoint.step, checkpoint.last_loss
+    numbers = isinstance(checkpoint.pending, list) and all(
+        isinstance(value, float | int) for value in checkpoint.pending
+    )
+    if not (isinstance(step, int) and step >= 0 and isinstance(loss, float | int | None) and numbers):
+        raise ValueError(f"step {step!r}, last_loss {loss!r} or pending losses are not those of a checkpoint")
+    if not isinstance(checkpoint.loader, dict):
+        raise ValueError(f"the loader's state is a table; got {checkpoint.loader!r}")  # noqa: TRY004
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -127,6 +146,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     with disk_errors(path):
         try:
             write(temporary)
+            temporary.chmod(0o644)  # safetensors writes for the owner alone, and runs are shared
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)

@@ -81,7 +81,7 @@ class StageConfig(BaseModel):
     """Steps from 0 to the peak."""
     floor: float = Field(default=1e-6, ge=0, allow_inf_nan=False)
     """Learning rate at the end of the cosine."""
-    clip: float = Field(default=1.0, gt=0)
+    clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Largest norm of a step's gradient."""
     loss: LossKind = "raw"
     """Squared errors as they are, or over each layer's variance."""

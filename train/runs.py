@@ -3,7 +3,8 @@
     RUN/run.json             recipe, phases, model, token layout, store digest, versions; written first
     RUN/phase_1/ ...         stage 1, a folder a phase
     RUN/closed_loop/         stage 2
-    RUN/model.safetensors    the trained model; written last
+    RUN/model.safetensors    the trained model
+    RUN/seal.json            hashes of the model and of run.json; written last
 
 `train(recipe, out, store=..., teacher_blocks=..., cuts=...)` makes or resumes it, `load_run(out)` reads it.
 """
@@ -11,7 +12,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +25,10 @@ from torch import nn
 
 from activault.store import Store, split_rows
 from activault.store.errors import ConfigError, IncompleteStoreError, RunError
+from activault.store.files import file_sha256
 from activault.store.layout import TokenLayout
 
-from .checkpoint import disk_errors, one_line, write_atomically
+from .checkpoint import disk_errors, one_line, write_atomically, write_json
 from .closed_loop import closed_loop_stage
 from .raptor import Raptor, RaptorConfig
 from .recipe import TrainRecipe
@@ -36,6 +39,8 @@ from .teacher_init import plain_width
 from .trainer import run_stage
 
 __all__ = ["Run", "RunSummary", "load_run", "raptor_config", "train"]
+
+SEAL = "seal.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +113,11 @@ def train(
     with torch.random.fork_rng(devices=cuda_devices(chosen)):
         torch.manual_seed(recipe.seed)
         model = _initial_model(recipe, config, teacher_blocks).to(chosen)
+        stages = _stages(recipe, model, store, chosen)
         identity = open_run(out, recipe, config, store)
         with alone_in(out):
             results = []
-            for stage in _stages(recipe, model, store, chosen):
+            for stage in stages:
                 seed = _stage_seed(recipe.seed, stage.name)
                 torch.manual_seed(seed)
                 result = run_stage(
@@ -139,6 +145,11 @@ def load_run(path: Path | str) -> Run:
     record = read_run(path)
     if not (path / "model.safetensors").exists():
         raise RunError(f"{path} holds a run that is not finished; start `activault train` again to finish it")
+    if not _sealed(path / "model.safetensors"):
+        raise RunError(
+            f"model.safetensors or run.json in {path} is not what was written; start the same `activault "
+            "train` again, which makes the model from its checkpoints"
+        )
     try:
         model = Raptor(RaptorConfig.model_validate(record["model"]))
         model.load_state_dict(load_file(path / "model.safetensors"), strict=True)
@@ -214,22 +225,40 @@ def _initial_model(recipe: TrainRecipe, config: RaptorConfig, blocks: Sequence[n
 
 
 def _write_model(path: Path, model: Raptor) -> None:
-    """The trained model, unless it is there; whatever a killed start left of it goes."""
-    if path.exists():
+    """The trained model and, last, its seal; both again where they do not agree."""
+    if _sealed(path):
         return
     with disk_errors(path):
         for leftover in path.parent.glob(f"{path.name}.*.tmp"):
             leftover.unlink()
     tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
     write_atomically(path, lambda temporary: save_file(tensors, temporary))
+    write_json(path.with_name(SEAL), _seal(path))
 
 
-def _stages(recipe: TrainRecipe, model: Raptor, store: Store, device: torch.device) -> Iterator[Stage]:
-    """The stages in the order they run; those of 0 steps are left out."""
-    if recipe.stage1.steps:
-        yield from phase_stages(model, recipe.stage1, store, device)
+def _seal(path: Path) -> dict[str, str]:
+    """Hashes of a run's model and of the `run.json` that says what it is."""
+    return {"model": file_sha256(path), "run": file_sha256(path.with_name("run.json"))}
+
+
+def _sealed(path: Path) -> bool:
+    """Whether a run's model and `run.json` are there and are what was written."""
+    try:
+        seal = json.loads(path.with_name(SEAL).read_text(encoding="utf-8"))
+        return bool(seal == _seal(path))
+    except (OSError, ValueError):
+        return False
+
+
+def _stages(recipe: TrainRecipe, model: Raptor, store: Store, device: torch.device) -> list[Stage]:
+    """The stages in the order they run; those of 0 steps are left out.
+
+    All are made before the first one is trained: a fault in the last is told while nothing is lost.
+    """
+    stages = list(phase_stages(model, recipe.stage1, store, device)) if recipe.stage1.steps else []
     if recipe.stage2.steps:
-        yield closed_loop_stage(model, recipe.stage2, store, device)
+        stages.append(closed_loop_stage(model, recipe.stage2, store, device))
+    return stages
 
 
 def _stage_seed(seed: int, name: str) -> int:

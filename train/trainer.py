@@ -70,6 +70,10 @@ def run_stage(
         folder.mkdir(parents=True, exist_ok=True)
     saved = load_checkpoint(folder, stage.module, optimizer, identity=identity)
     step = saved.step if saved else 0
+    if step > config.steps:
+        raise RunError(
+            f"stage {stage.name} has {config.steps} steps and its checkpoint is at {step}; remove {folder}"
+        )
     losses = Losses(stage, pending=saved.pending if saved else [], logged=saved.last_loss if saved else None)
     metrics = MetricsFile(folder / "metrics.jsonl", last_step=step)
     loader = ActivationLoader(

@@ -155,7 +155,7 @@ def test_truncated_tensors_are_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, record(), *trained())
     tensors = tmp_path / "step_000000003.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-20])
-    with pytest.raises(RunError, match=r"step_000000003\.safetensors does not hold this stage's tensors"):
+    with pytest.raises(RunError, match=r"step_000000003\.safetensors is not what was written; remove"):
         load_checkpoint(tmp_path, *trained(0), identity="i")
 
 

@@ -76,7 +76,7 @@ def test_foreign_and_damaged_folders_are_not_loaded(store: Store, tmp_path: Path
     run(tmp_path / "run", store)
     weights = tmp_path / "run" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(RunError, match="does not hold a run that this program can read"):
+    with pytest.raises(RunError, match="is not what was written; start the same"):
         load_run(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text('{"version": 7}')
     with pytest.raises(RunError, match=r"run\.json is not of version 1"):
