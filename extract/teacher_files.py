@@ -67,8 +67,14 @@ def read_teacher(folder: Path) -> TeacherFiles:
         height, width = map(int, config["native_size"])
     except (OSError, ValidationError, ValueError, KeyError, TypeError) as exc:
         reason = str(exc).splitlines()[0]
-        raise WeightsError(f"{path} does not describe a teacher ({type(exc).__name__}: {reason})") from exc
+        raise WeightsError(
+            f"{path} does not describe a teacher ({type(exc).__name__}: {reason}); restore it from a copy of "
+            "the store"
+        ) from exc
     tensors = read_tensors(folder / "model.safetensors")
     if tensors_sha256(tensors) != info.weights_sha256:
-        raise WeightsError(f"the weights in {folder} are not those its config.json names; copy them again")
+        raise WeightsError(
+            f"the weights in {folder} are not those its config.json names; restore them from a copy of the "
+            "store"
+        )
     return TeacherFiles(info=info, preprocessing=preprocessing, native_size=(height, width), tensors=tensors)
