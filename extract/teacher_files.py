@@ -43,6 +43,9 @@ def write_teacher(files: TeacherFiles, folder: Path) -> None:
     """
     try:
         save_file(files.tensors, folder / "model.safetensors")
+        (folder / "model.safetensors").chmod(
+            0o644
+        )  # it is written for the owner alone, and stores are shared
     except SafetensorError as exc:  # how that library tells of a full disk
         raise OSError(f"model.safetensors: {exc}") from exc
     config = {

@@ -144,8 +144,8 @@ def atomic_write(path: Path, data: bytes) -> None:
 def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
     """A full, read-only or vanished disk in words, naming the path and the space needed."""
     remedy = {
-        errno.ENOSPC: f"free at least {needed / 1e6:,.0f} MB there",
-        errno.EDQUOT: f"raise the quota by at least {needed / 1e6:,.0f} MB",
+        errno.ENOSPC: f"free at least {-(-needed // 1_000_000):,} MB there",
+        errno.EDQUOT: f"raise the quota by at least {-(-needed // 1_000_000):,} MB",
         errno.EROFS: "choose a path that can be written",
         errno.EACCES: "grant the right to write there",
         errno.EPERM: "grant the right to write there",

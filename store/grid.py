@@ -7,6 +7,7 @@ from typing import Final
 
 from .errors import ConfigError
 from .layout import TokenKind, TokenLayout
+from .manifest import MOST_SHARD_ROWS
 
 __all__ = ["CHUNK_BYTES", "MAX_CHUNK_ROWS", "MAX_SHARD_ROWS", "SHARD_BUFFER_BYTES", "choose_grid"]
 
@@ -49,9 +50,10 @@ def choose_grid(
         room = min(buffer_bytes // row_bytes, MAX_SHARD_ROWS, -(-num_rows // chunk_rows) * chunk_rows)
         chunk_rows = max(1, min(chunk_rows, room))
         return max(1, room // chunk_rows) * chunk_rows, chunk_rows
-    if shard_rows < 1 or shard_rows * row_bytes > buffer_bytes:
+    most = min(buffer_bytes // row_bytes, MOST_SHARD_ROWS)
+    if not 1 <= shard_rows <= most:
         raise ConfigError(
-            f"rows a shard are 1 to {buffer_bytes // row_bytes} here (a row takes {row_bytes / 1e6:.1f} MB "
+            f"rows a shard are 1 to {most} here (a row takes {row_bytes / 1e6:.1f} MB "
             f"of the {buffer_bytes / 1e9:.1f} GB buffer); got {shard_rows}"
         )
     chunk_rows = next(rows for rows in range(min(chunk_rows, shard_rows), 0, -1) if shard_rows % rows == 0)

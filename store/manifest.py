@@ -16,13 +16,15 @@ from .layout import TokenKind, TokenLayout
 __all__ = ["FORMAT_VERSION", "Manifest", "Preprocessing", "SourceInfo", "StoredDtype", "TeacherInfo"]
 
 FORMAT_VERSION: Final = 1
+MOST_SHARD_ROWS: Final = 1 << 16
+"""The format's bound on rows a shard."""
 MAX_CHUNK_BYTES: Final = 1 << 30
 MAX_TABLE_BYTES: Final = 4 << 30
 StoredDtype = Literal["bfloat16", "float32"]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TeacherInfo(_Record):
@@ -84,9 +86,9 @@ class Manifest(_Record):
     """Tokens of one layer of the teacher."""
     dtype: StoredDtype
     """Precision of the values; `bfloat16` is kept as float32 rounded to it."""
-    shard_rows: int = Field(ge=1, le=1 << 16)
+    shard_rows: int = Field(ge=1, le=MOST_SHARD_ROWS)
     """Rows a shard."""
-    chunk_rows: int = Field(ge=1, le=1 << 16)
+    chunk_rows: int = Field(ge=1, le=MOST_SHARD_ROWS)
     """Rows an inner chunk; divides `shard_rows`."""
     teacher: TeacherInfo
     preprocessing: Preprocessing
