@@ -34,15 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DemoOptions", "DemoResult", "run_demo"]
 
-SIDE = 84
-"""Six patches a side. At 98 pixels a step costs a third more for the same retention (docs/decisions.md)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
     """How large the demo is; the defaults are the ones whose numbers the README tells."""
 
-    images: DemoImages = field(default_factory=lambda: DemoImages(side=SIDE, num_train=70, num_test=36))
+    images: DemoImages = field(default_factory=DemoImages)
     """The crops."""
     shard_rows: int = 128
     """Small shards, so that an interrupted extraction loses seconds."""
