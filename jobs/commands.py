@@ -239,9 +239,10 @@ def phases(
     json
         Print similarity, phases and stability as JSON.
     """
-    from . import show, tasks
+    from . import show
+    from .phases import find_phases
 
-    found = tasks.find_phases(store, k=k, cost=cost, quiet=json)
+    found = find_phases(store, k=k, cost=cost, quiet=json)
     if json:
         _print_json(found.to_dict())
     else:

