@@ -54,7 +54,6 @@ class DemoOptions:
 class DemoResult:
     """What the demo leaves, and the table it closes with."""
 
-    out: Path
     seconds: float
     extraction: ExtractSummary
     training: RunSummary
@@ -147,7 +146,6 @@ def run_demo(out: Path, options: DemoOptions | None = None, *, quiet: bool = Fal
     _say(quiet, f"activault analyze {store} --run {run} --out {report}")
     analysis = tasks.write_analysis(store, report, run_path=run, quiet=quiet)
     return DemoResult(
-        out=out,
         seconds=time.perf_counter() - began,
         extraction=extraction,
         training=training,

@@ -6,7 +6,7 @@ pairwise rule of Chan, Golub and LeVeque (1979), always in the same order, so th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from .layout import layer_name
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, arrays_of, extract_again
 
-__all__ = ["ChannelStats", "merge", "merge_all", "read_statistics", "statistics_bytes", "statistics_of"]
+__all__ = ["ChannelStats", "merge", "read_statistics", "statistics_bytes", "statistics_of"]
 
 Float64 = npt.NDArray[np.float64]
 _BLOCK_VALUES = 1 << 16
@@ -92,14 +92,6 @@ def merge(first: ChannelStats, second: ChannelStats) -> ChannelStats:
         first.m2 + second.m2 + gap * gap * (first.count * second.count / count),
         np.maximum(first.absmax, second.absmax),
     )
-
-
-def merge_all(parts: Iterable[ChannelStats], dim: int) -> ChannelStats:
-    """Statistics of all parts together, in the order given."""
-    total = ChannelStats.empty(dim)
-    for part in parts:
-        total = merge(total, part)
-    return total
 
 
 def _name(array: ArrayKey) -> str:

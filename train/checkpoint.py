@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from activault.store.errors import RunError
-from activault.store.files import file_sha256
+from activault.store.files import file_sha256, sync_file, sync_folder
 
 __all__ = [
     "Checkpoint",
@@ -147,10 +146,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         try:
             write(temporary)
             temporary.chmod(0o644)  # safetensors writes for the owner alone, and runs are shared
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_file(temporary)
             temporary.replace(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         finally:
             with contextlib.suppress(OSError):  # what ended the write, if anything did, is told instead
                 temporary.unlink(missing_ok=True)
@@ -177,15 +175,6 @@ def disk_errors(path: Path) -> Iterator[None]:
 def one_line(exc: Exception) -> str:
     """An error's message without its line breaks."""
     return " ".join(str(exc).split())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
