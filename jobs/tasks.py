@@ -97,7 +97,7 @@ def _cuts_of(recipe: TrainRecipe, store: Store, out: Path, quiet: bool) -> tuple
 
 
 def probe_run(
-    path: Path,
+    path: Path | str,
     run_path: Path,
     *,
     task: Literal["classification"] = "classification",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from .errors import CorruptStoreError
-from .files import file_xxh3
+from .files import stored_xxh3
 from .index import IndexSummary, read_index, write_index
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, array_folder, arrays_of, read_record
@@ -20,6 +20,7 @@ from .root import Root
 from .samples import with_outcomes
 from .sealed import write_sealed
 from .statistics import ChannelStats, merge, read_statistics
+from .storage import Folder, Storage
 
 __all__ = ["SAMPLES", "arrays_digest", "is_completed", "merged_statistics", "summarise", "write_completion"]
 
@@ -36,7 +37,7 @@ def arrays_digest(manifest: Manifest, records: Sequence[ShardRecord]) -> str:
 
 
 def merged_statistics(
-    path: Path, manifest: Manifest, records: Sequence[ShardRecord]
+    storage: Storage, manifest: Manifest, records: Sequence[ShardRecord]
 ) -> Mapping[ArrayKey, ChannelStats]:
     """Statistics of every array over the shards of `records`, merged in their order.
 
@@ -45,7 +46,7 @@ def merged_statistics(
     """
     merged = {array: ChannelStats.empty(manifest.dim) for array in arrays_of(manifest)}
     for record in records:
-        for array, stats in read_statistics(path, manifest, record).items():
+        for array, stats in read_statistics(storage, manifest, record).items():
             merged[array] = merge(merged[array], stats)
     return merged
 
@@ -64,16 +65,16 @@ def summarise(root: Root, records: Sequence[ShardRecord], samples_hash: str) -> 
     )
 
 
-def is_completed(path: Path, manifest: Manifest) -> bool:
+def is_completed(storage: Storage, manifest: Manifest) -> bool:
     """Whether index.parquet is there, and samples.parquet is the file that it was written with.
 
     Raises:
         CorruptStoreError: the index is altered or belongs to another store.
     """
-    index = read_index(path, manifest)
+    index = read_index(storage, manifest)
     try:
-        return index is not None and file_xxh3(path / SAMPLES) == index.summary.samples_hash
-    except OSError:
+        return index is not None and stored_xxh3(storage, SAMPLES) == index.summary.samples_hash
+    except FileNotFoundError:
         return False
 
 
@@ -83,10 +84,10 @@ def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
     Raises:
         CorruptStoreError: a record or its statistics are missing or altered.
     """
-    manifest = root.manifest
+    manifest, storage = root.manifest, Folder(path)
     records, texts = [], []
     for shard in range(manifest.num_shards):
-        found = read_record(path, manifest, shard)
+        found = read_record(storage, manifest, shard)
         if found is None:
             raise CorruptStoreError(
                 f"the record of shard {shard} vanished; run the same `activault extract` again"
@@ -95,5 +96,5 @@ def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
         texts.append(found[1])
     table = with_outcomes(samples, ((range(*record.rows), record.outcomes()) for record in records))
     samples_hash = write_sealed(path / SAMPLES, table)
-    statistics = merged_statistics(path, manifest, records)
+    statistics = merged_statistics(storage, manifest, records)
     write_index(path, summarise(root, records, samples_hash), texts, statistics)

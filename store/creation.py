@@ -23,6 +23,7 @@ from .records import array_folder, arrays_of
 from .root import PLANNING, ROOT, Root, TeacherFile, make_root, read_root
 from .samples import SAMPLES_SCHEMA, content_hash
 from .sealed import read_sealed, write_sealed
+from .storage import Folder
 from .writer import StoreWriter
 
 __all__ = ["create_store", "is_free"]
@@ -59,7 +60,7 @@ def create_store(
             root = _plan(path, manifest, samples, teacher_files)
         else:
             _refuse_foreign(path)
-            root = read_root(path)
+            root = read_root(Folder(path))
             _refuse_difference(path, root, manifest, samples)
         return StoreWriter(path, root, samples)
     except OSError as exc:
@@ -107,7 +108,9 @@ def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.T
             )
     if root.samples == content_hash(samples):
         return
-    planned, _, _ = read_sealed(path / SAMPLES, SAMPLES_SCHEMA, manifest.num_rows, manifest.max_table_bytes)
+    planned, _, _ = read_sealed(
+        Folder(path), SAMPLES, SAMPLES_SCHEMA, manifest.num_rows, manifest.max_table_bytes
+    )
     for name in ("key", "label", "source"):
         for row, (old, new) in enumerate(
             zip(planned[name].to_pylist(), samples[name].to_pylist(), strict=True)

@@ -10,7 +10,11 @@
         ├── NotAStoreError                 the path exists and is not a store, or does not exist
         ├── StoreMismatchError             the store there was planned from something else
         ├── IncompleteStoreError           rows were asked for whose shard has not been written
+        ├── StorageError                   the place where the store lies cannot be read
+        │   ├── AccessDeniedError          it is there and may not be read
+        │   └── UnreachableError           it does not answer, or not to the end (timeouts, lost connections)
         ├── CorruptStoreError              bytes are missing or are not what was written
+        ├── PrecisionError                 the dtype cannot hold these values as precisely as it promises
         └── NonFiniteError                 a NaN or an infinity would have been stored
 
 A message states the rule, the value received and the remedy, on one line. The command line prints it
@@ -30,7 +34,11 @@ __all__ = [
     "NotAStoreError",
     "StoreMismatchError",
     "IncompleteStoreError",
+    "StorageError",
+    "AccessDeniedError",
+    "UnreachableError",
     "CorruptStoreError",
+    "PrecisionError",
     "NonFiniteError",
 ]
 
@@ -75,8 +83,24 @@ class IncompleteStoreError(StoreError):
     """Rows were asked for whose shard has not been written yet."""
 
 
+class StorageError(StoreError):
+    """The place where the store lies cannot be read."""
+
+
+class AccessDeniedError(StorageError):
+    """A file is there and may not be read."""
+
+
+class UnreachableError(StorageError):
+    """The place does not answer, or not to the end."""
+
+
 class CorruptStoreError(StoreError):
     """Bytes of the store are missing or differ from what was written."""
+
+
+class PrecisionError(StoreError):
+    """The dtype cannot hold these values as precisely as it promises."""
 
 
 class NonFiniteError(StoreError):

@@ -12,35 +12,32 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from .errors import CorruptStoreError, StoreError
+from .storage import Folder, Storage
 
 __all__ = [
-    "MAX_JSON_BYTES",
     "atomic_write",
     "canonical_json",
     "disk_error",
     "file_sha256",
-    "file_xxh3",
     "is_leftover",
     "leftovers",
     "lock_shared",
     "locked_alone",
     "parse_json",
     "pretty_json",
-    "read_small",
+    "stored_sha256",
+    "stored_xxh3",
     "sync_file",
     "sync_folder",
     "xxh3",
 ]
-
-MAX_JSON_BYTES = 64 << 20
-_BLOCK_BYTES = 4 << 20
 
 
 def canonical_json(value: Any) -> bytes:
@@ -65,51 +62,40 @@ def parse_json(text: bytes, name: str) -> Any:
         raise CorruptStoreError(f"{name} must be JSON; it is not ({exc}); restore it from a copy") from exc
 
 
-def read_small(path: Path, name: str) -> bytes:
-    """All bytes of a metadata file, refused before reading if it is absurdly large.
-
-    Raises:
-        CorruptStoreError: the file is over 64 MiB or cannot be read.
-        FileNotFoundError: there is no such file.
-    """
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise CorruptStoreError(f"{name} holds at most {MAX_JSON_BYTES} bytes; it has {size}")
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as exc:
-        raise CorruptStoreError(
-            f"{name} cannot be read ({exc.strerror}); check the path and its rights"
-        ) from exc
-
-
 def xxh3(data: Any) -> str:
     """XXH3 of 128 bits over a buffer, in hexadecimal."""
     return xxhash.xxh3_128(data).hexdigest()
 
 
-def _blocks(path: Path, progress: Callable[[int], None] | None) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            yield block
-            if progress is not None:
-                progress(len(block))
+def _told(blocks: Iterable[bytes], progress: Callable[[int], None] | None) -> Iterator[bytes]:
+    for block in blocks:
+        yield block
+        if progress is not None:
+            progress(len(block))
 
 
-def file_xxh3(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """XXH3 of a file's bytes, in blocks; `progress` is told each block's size."""
+def stored_xxh3(storage: Storage, path: str, progress: Callable[[int], None] | None = None) -> str:
+    """XXH3 of a file's bytes, in blocks; `progress` is told each block's size.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        StorageError: it cannot be read.
+    """
     state = xxhash.xxh3_128()
-    for block in _blocks(path, progress):
+    for block in _told(storage.blocks(path), progress):
         state.update(block)
     return state.hexdigest()
 
 
-def file_sha256(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file's bytes, in blocks."""
+def file_sha256(path: Path) -> str:
+    """SHA-256 of the bytes of a file of this machine."""
+    return stored_sha256(Folder(path.parent), path.name)
+
+
+def stored_sha256(storage: Storage, path: str, progress: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file's bytes, in blocks; raises as `stored_xxh3` does."""
     state = hashlib.sha256()
-    for block in _blocks(path, progress):
+    for block in _told(storage.blocks(path), progress):
         state.update(block)
     return state.hexdigest()
 

@@ -22,6 +22,7 @@ from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, arrays_of, parse_record
 from .sealed import read_sealed, write_sealed
 from .statistics import ChannelStats
+from .storage import Storage
 
 __all__ = ["INDEX", "Index", "IndexSummary", "read_index", "write_index"]
 
@@ -118,15 +119,15 @@ def write_index(
     write_sealed(path / INDEX, table, {_KEY: canonical_json(summary.model_dump()).decode()})
 
 
-def read_index(path: Path, manifest: Manifest) -> Index | None:
-    """The index of the store at `path`; None if it is not complete.
+def read_index(storage: Storage, manifest: Manifest) -> Index | None:
+    """The index of the store; None if it is not complete.
 
     Raises:
         CorruptStoreError: the index is altered or belongs to another store.
     """
     try:
         num_entries = manifest.num_shards + len(manifest.layers) * len(manifest.kinds)
-        table, metadata, _ = read_sealed(path / INDEX, _SCHEMA, num_entries, manifest.max_table_bytes)
+        table, metadata, _ = read_sealed(storage, INDEX, _SCHEMA, num_entries, manifest.max_table_bytes)
     except FileNotFoundError:
         return None
     try:

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from .codecs import array_metadata
 from .completion import SAMPLES, is_completed
-from .errors import ConfigError, CorruptStoreError
-from .files import parse_json, read_small
+from .errors import ConfigError, CorruptStoreError, StorageError
+from .files import parse_json
 from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kinds
 from .manifest import Manifest
@@ -31,6 +31,7 @@ from .sealed import read_sealed
 from .selection import RowSelection, check_layers, check_rows
 from .shards import CompleteShards, ShardIndex, UnfinishedShards
 from .statistics import ChannelStats
+from .storage import Folder, Storage
 
 __all__ = ["Store", "open_store"]
 
@@ -46,17 +47,20 @@ def open_store(path: Path | str) -> Store:
         NotAStoreError: the path is not an activation store of format 1.
         CorruptStoreError: the store's metadata were altered, or an array's disagree with the manifest.
     """
-    path = Path(path)
-    root = read_root(path)
+    return _open(Folder(path))
+
+
+def _open(storage: Storage) -> Store:
+    root = read_root(storage)
     for array in arrays_of(root.manifest):
-        _check_array(path, root.manifest, array)
-    return Store(path, root, read_index(path, root.manifest))
+        _check_array(storage, root.manifest, array)
+    return Store(storage, root, read_index(storage, root.manifest))
 
 
-def _check_array(path: Path, manifest: Manifest, array: ArrayKey) -> None:
+def _check_array(storage: Storage, manifest: Manifest, array: ArrayKey) -> None:
     name = f"{array_folder(array.layer, array.kind)}/{ROOT}"
     try:
-        found = parse_json(read_small(path / name, name), name)
+        found = parse_json(storage.read(name), name)
     except FileNotFoundError as exc:
         raise CorruptStoreError(f"{name} is missing; restore it from a copy") from exc
     expected = array_metadata(manifest, array.kind)
@@ -72,16 +76,22 @@ def _check_array(path: Path, manifest: Manifest, array: ArrayKey) -> None:
 class Store:
     """A store opened for reading; made by `open_store`. May be shared between threads and pickled."""
 
-    def __init__(self, path: Path, root: Root, index: Index | None) -> None:
-        self.path = path
+    def __init__(self, storage: Storage, root: Root, index: Index | None) -> None:
+        self.storage = storage
+        """Where it lies."""
         self.complete = index is not None
         """Whether every shard is finished and the store was completed."""
         self._root = root
         self._index = index
-        self._shards: ShardIndex = CompleteShards(index) if index else UnfinishedShards(path, root)
+        self._shards: ShardIndex = CompleteShards(index) if index else UnfinishedShards(storage, root)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_store, (self.path,)
+        return _open, (self.storage,)
+
+    @property
+    def path(self) -> str:
+        """The path or URL that it was opened by."""
+        return self.storage.where
 
     @property
     def manifest(self) -> Manifest:
@@ -115,8 +125,17 @@ class Store:
 
     @property
     def teacher_dir(self) -> Path:
-        """Folder of the teacher's files."""
-        return self.path / "teacher"
+        """Folder of the teacher's files.
+
+        Raises:
+            StorageError: the store is not on this machine.
+        """
+        if self.storage.folder is None:
+            raise StorageError(
+                f"{self.storage.where} is not on this machine and its teacher is needed as files; "
+                "`activault pull` makes a copy"
+            )
+        return self.storage.folder / "teacher"
 
     @property
     def is_whole(self) -> bool:
@@ -126,8 +145,8 @@ class Store:
         same plan repairs. The teacher's files no writer writes again.
         """
         shards = range(self.manifest.num_shards)
-        return is_completed(self.path, self.manifest) and all(
-            is_finished(self.path, self.manifest, shard) for shard in shards
+        return is_completed(self.storage, self.manifest) and all(
+            is_finished(self.storage, self.manifest, shard) for shard in shards
         )
 
     @property
@@ -166,7 +185,7 @@ class Store:
         """
         try:
             table, _, found = read_sealed(
-                self.path / SAMPLES, SAMPLES_SCHEMA, self.num_rows, self.manifest.max_table_bytes
+                self.storage, SAMPLES, SAMPLES_SCHEMA, self.num_rows, self.manifest.max_table_bytes
             )
         except FileNotFoundError as exc:
             raise CorruptStoreError(f"{SAMPLES} is missing; {_RERUN}") from exc
@@ -243,7 +262,7 @@ class Store:
     @cached_property
     def chunks(self) -> ChunkSource:
         """The chunks of this store, for whoever plans its own reads."""
-        return ChunkSource(self.path, self.manifest, self._shards.record, self._is_ok)
+        return ChunkSource(self.storage, self.manifest, self._shards.record, self._is_ok)
 
     def read(self, rows: RowSelection, layers: Iterable[int], tokens: str | Sequence[str] = "all") -> Float32:
         """Float32 (rows, layers, tokens, dim), each inner chunk decompressed once; bad rows read as NaN.

@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from .cores import num_cores
-from .errors import CorruptStoreError
+from .errors import CorruptStoreError, StorageError
 from .layout import TokenKind
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, arrays_of, extract_again
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
+from .storage import Storage
 
 __all__ = ["ChunkSource", "read_jobs", "read_rows"]
 
@@ -36,7 +36,7 @@ _scratch = threading.local()
 class ChunkSource:
     """What reading a chunk needs to know of a store; shared by all threads."""
 
-    path: Path
+    storage: Storage
     manifest: Manifest
     record: Callable[[int], ShardRecord]
     """Record of a finished shard; raises for any other."""
@@ -61,17 +61,21 @@ class ChunkSource:
         values = _scratch_array(manifest.chunk_shape(array.kind))
         record = self.record(shard)
         try:
-            with ShardFile(self.path, manifest, record.files[place], array.kind) as file:
+            with ShardFile(self.storage, manifest, record.files[place], array.kind) as file:
                 file.read_chunk(chunk, values)
         except CorruptStoreError as exc:
-            first = part.chunk * manifest.chunk_rows
-            last = min(first + manifest.chunk_rows, manifest.num_rows) - 1
-            raise CorruptStoreError(
-                f"rows {first} to {last} (shard {shard}): {exc}; {extract_again(shard)}"
-            ) from exc
+            raise CorruptStoreError(f"{self._spoken(part)}: {exc}; {extract_again(shard)}") from exc
+        except StorageError as exc:
+            raise type(exc)(f"{self._spoken(part)}: {exc}") from exc
         self._refuse_fill(part, array, values)
         held = values if out.dtype == np.float32 else values.view(np.uint16)[..., 1::2]
         out[_as_slice(part.places)] = held[_as_slice(part.local)]
+
+    def _spoken(self, part: ChunkRows) -> str:
+        manifest = self.manifest
+        first = part.chunk * manifest.chunk_rows
+        last = min(first + manifest.chunk_rows, manifest.num_rows) - 1
+        return f"rows {first} to {last} (shard {first // manifest.shard_rows})"
 
     def _refuse_fill(self, part: ChunkRows, array: ArrayKey, values: npt.NDArray[np.float32]) -> None:
         # A row that is ok holds no NaN at all, so its first value is enough to tell it from fill.

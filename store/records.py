@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import CorruptStoreError
-from .files import canonical_json, parse_json, read_small, xxh3
+from .files import canonical_json, parse_json, xxh3
 from .layout import TokenKind, layer_name
 from .manifest import Manifest
 from .samples import OK, PENDING, Outcome
+from .storage import Storage
 
 __all__ = [
     "ArrayFile",
@@ -230,35 +230,36 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def read_record(store: Path, manifest: Manifest, shard: int) -> tuple[ShardRecord, bytes] | None:
+def read_record(storage: Storage, manifest: Manifest, shard: int) -> tuple[ShardRecord, bytes] | None:
     """A shard's record and the bytes of its file; None if the shard has none.
 
     Raises:
         CorruptStoreError: see `parse_record`.
+        StorageError: it cannot be read.
     """
     try:
-        text = read_small(store / record_path(shard), record_path(shard))
+        text = storage.read(record_path(shard))
     except FileNotFoundError:
         return None
     return parse_record(text, manifest, shard), text
 
 
-def file_faults(store: Path, record: ShardRecord) -> Iterator[tuple[str, str]]:
+def file_faults(storage: Storage, record: ShardRecord) -> Iterator[tuple[str, str]]:
     """`(path, what is wrong)` for every file of a record that is absent or of another size."""
     for file in (*record.files, record.statistics):
         try:
-            size = (store / file.path).stat().st_size
-        except OSError as exc:
-            yield file.path, f"is missing or cannot be read ({exc.strerror})"
+            size = storage.size(file.path)
+        except FileNotFoundError:
+            yield file.path, "is missing"
             continue
         if size != file.bytes:
             yield file.path, f"must have {file.bytes} bytes; it has {size}"
 
 
-def is_finished(store: Path, manifest: Manifest, shard: int) -> bool:
+def is_finished(storage: Storage, manifest: Manifest, shard: int) -> bool:
     """Whether a shard has a valid record and all its files are there with the recorded sizes."""
     try:
-        found = read_record(store, manifest, shard)
+        found = read_record(storage, manifest, shard)
     except CorruptStoreError:
         return False
-    return found is not None and next(file_faults(store, found[0]), None) is None
+    return found is not None and next(file_faults(storage, found[0]), None) is None

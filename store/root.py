@@ -8,16 +8,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .codecs import group_metadata
 from .errors import CorruptStoreError, NotAStoreError
-from .files import canonical_json, parse_json, pretty_json, read_small, xxh3
+from .files import canonical_json, parse_json, pretty_json, xxh3
 from .manifest import FORMAT_VERSION, Manifest
 from .records import ShardRecord
+from .storage import Storage
 
 __all__ = ["PLANNING", "ROOT", "Root", "TeacherFile", "make_root", "read_root"]
 
@@ -81,42 +81,42 @@ def make_root(manifest: Manifest, samples: str, teacher: Mapping[str, TeacherFil
     return Root(manifest, samples, dict(sorted(teacher.items())))
 
 
-def read_root(path: Path) -> Root:
-    """The root of the store at `path`.
+def read_root(storage: Storage) -> Root:
+    """The root of the store that lies there.
 
     Raises:
         NotAStoreError: there is nothing, or something that is no activation store of format 1.
         CorruptStoreError: it is a store whose `zarr.json` was altered.
+        StorageError: the place cannot be read.
     """
     try:
-        text = read_small(path / ROOT, ROOT)
-    except (FileNotFoundError, CorruptStoreError) as exc:
-        raise _not_a_store(path) from exc
-    value = parse_json(text, f"{path.name}/{ROOT}")
+        text = storage.read(ROOT)
+    except FileNotFoundError as exc:
+        raise _not_a_store(storage) from exc
+    value = parse_json(text, f"{storage.name}/{ROOT}")
     attributes = value.get("attributes") if isinstance(value, dict) else None
     if not isinstance(attributes, dict) or not isinstance(attributes.get("activault"), dict):
         raise NotAStoreError(
-            f"{path} is a Zarr hierarchy without activations (attributes.activault is missing)"
+            f"{storage.where} is a Zarr hierarchy without activations (attributes.activault is missing)"
         )
     found = attributes["activault"].get("format")
     if found != FORMAT_VERSION:
         raise NotAStoreError(
-            f"{path} is of format {found!r}; this activault reads format {FORMAT_VERSION}; use the "
+            f"{storage.where} is of format {found!r}; this activault reads format {FORMAT_VERSION}; use the "
             "activault that wrote it"
         )
     return _checked(attributes)
 
 
-def _not_a_store(path: Path) -> NotAStoreError:
-    try:
-        is_planning, is_there = (path / PLANNING).exists(), path.exists()
-    except OSError as exc:
-        return NotAStoreError(f"{path} cannot be looked into ({exc.strerror}); grant the right to read it")
-    if is_planning:
-        return NotAStoreError(f"{path}: planning was interrupted; run the same `activault extract` again")
-    if not is_there:
-        return NotAStoreError(f"{path} does not exist; `activault extract IMAGES {path.name}` makes a store")
-    return NotAStoreError(f"{path} is not an activation store (no {ROOT} in it); choose another path")
+def _not_a_store(storage: Storage) -> NotAStoreError:
+    where = storage.where
+    if PLANNING in (storage.names("") or ()):
+        return NotAStoreError(f"{where}: planning was interrupted; run the same `activault extract` again")
+    if storage.folder is not None and not storage.folder.exists():
+        return NotAStoreError(
+            f"{where} does not exist; `activault extract IMAGES {storage.name}` makes a store"
+        )
+    return NotAStoreError(f"{where} is not an activation store (no {ROOT} in it); choose another place")
 
 
 def _checked(attributes: dict[str, Any]) -> Root:

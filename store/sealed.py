@@ -15,6 +15,7 @@ import xxhash
 
 from .errors import CorruptStoreError
 from .files import atomic_write, xxh3
+from .storage import Storage
 
 __all__ = ["read_sealed", "sealed_bytes", "write_sealed"]
 
@@ -60,12 +61,13 @@ def write_sealed(path: Path, table: pa.Table, metadata: Mapping[str, str] | None
 
 
 def read_sealed(
-    path: Path, schema: pa.Schema, num_rows: int, max_bytes: int
+    storage: Storage, path: str, schema: pa.Schema, num_rows: int, max_bytes: int
 ) -> tuple[pa.Table, dict[str, str], str]:
     """Table, footer metadata and xxh3 of a sealed Parquet file.
 
     Args:
-        path: the file.
+        storage: the store.
+        path: the file within it.
         schema: the columns that it must have.
         num_rows: how many rows it must say in its footer, before they are read.
         max_bytes: a larger file is not read at all.
@@ -74,33 +76,23 @@ def read_sealed(
         CorruptStoreError: a byte of the file is not what was written, or it is not as asked.
         FileNotFoundError: there is no such file.
     """
-    remedy = f"delete {path.name} and run the same `activault extract` again"
-    try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise CorruptStoreError(
-                f"{path.name} must have at most {max_bytes} bytes; it has {size}; {remedy}"
-            )
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as exc:
-        raise CorruptStoreError(f"{path.name} cannot be read ({exc.strerror}); {remedy}") from exc
+    remedy = f"delete {path} and run the same `activault extract` again"
+    data = storage.read(path, max_bytes)
     digits = _digits(data)
     if digits is None or data[digits] != _seal_of(data, digits):
-        raise CorruptStoreError(f"{path.name} is not what was written (its seal disagrees); {remedy}")
+        raise CorruptStoreError(f"{path} is not what was written (its seal disagrees); {remedy}")
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         if file.metadata.num_rows != num_rows:
             raise CorruptStoreError(
-                f"{path.name} must have {num_rows} rows; it has {file.metadata.num_rows}; {remedy}"
+                f"{path} must have {num_rows} rows; it has {file.metadata.num_rows}; {remedy}"
             )
         table = file.read()
     except (pa.ArrowException, OSError) as exc:
-        raise CorruptStoreError(f"{path.name} cannot be read as Parquet ({exc}); {remedy}") from exc
+        raise CorruptStoreError(f"{path} cannot be read as Parquet ({exc}); {remedy}") from exc
     metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
     if not table.schema.equals(schema):
         raise CorruptStoreError(
-            f"{path.name} must have the columns {schema.names}; it has {table.schema.names}; {remedy}"
+            f"{path} must have the columns {schema.names}; it has {table.schema.names}; {remedy}"
         )
     return table, metadata, xxh3(data)

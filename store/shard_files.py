@@ -6,7 +6,6 @@ come back one at a time, each checked.
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -17,10 +16,11 @@ import numpy.typing as npt
 
 from .codecs import checked, decode_chunk
 from .errors import CorruptStoreError
-from .files import file_xxh3, sync_file, xxh3
+from .files import stored_xxh3, sync_file, xxh3
 from .layout import TokenKind
 from .manifest import Manifest
 from .records import ArrayFile, ArrayKey, array_file, array_folder
+from .storage import Folder, Storage
 
 __all__ = ["ShardFile", "write_shard_file"]
 
@@ -58,7 +58,9 @@ def write_shard_file(
     # The folders up to the array's own: each may be new, and its name lives in the one above.
     for parent in (file.parent, file.parent.parent, folder / "c", folder):
         sync_file(parent)
-    return ArrayFile(path=path, bytes=file.stat().st_size, hash=file_xxh3(file), values=xxh3(values))
+    return ArrayFile(
+        path=path, bytes=file.stat().st_size, hash=stored_xxh3(Folder(store), path), values=xxh3(values)
+    )
 
 
 class ShardFile:
@@ -66,23 +68,23 @@ class ShardFile:
 
     Raises:
         CorruptStoreError: the file is missing, of another size than its record says, or its index is altered.
+        StorageError: it cannot be read.
     """
 
-    def __init__(self, store: Path, manifest: Manifest, record: ArrayFile, kind: TokenKind) -> None:
+    def __init__(self, storage: Storage, manifest: Manifest, record: ArrayFile, kind: TokenKind) -> None:
         self._shape = manifest.chunk_shape(kind)
         self._what = record.path
         self._size = record.bytes
         try:
-            self._handle = os.open(store / record.path, os.O_RDONLY)
-        except OSError as exc:
+            self._file = storage.open(record.path)
+        except FileNotFoundError as exc:
             raise CorruptStoreError(
-                f"{record.path} is missing or cannot be read ({exc.strerror}); its shard's record says that "
-                "it is there"
+                f"{record.path} is missing; its shard's record says that it is there"
             ) from exc
         try:
             self._index = self._read_index(manifest.chunks_per_shard)
         except BaseException:
-            os.close(self._handle)
+            self._file.__exit__(None, None, None)
             raise
 
     def __enter__(self) -> ShardFile:
@@ -91,10 +93,10 @@ class ShardFile:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._handle)
+        self._file.__exit__(kind, value, trace)
 
     def _read_index(self, num_chunks: int) -> npt.NDArray[np.uint64]:
-        size = os.fstat(self._handle).st_size
+        size = self._file.size
         if size != self._size:
             raise CorruptStoreError(f"{self._what} must have {self._size} bytes; it has {size}")
         length = 16 * num_chunks + 4
@@ -102,20 +104,8 @@ class ShardFile:
             raise CorruptStoreError(
                 f"{self._what} must hold an index of {num_chunks} chunks; it is too short"
             )
-        data = checked(self._read(size - length, length), f"{self._what}: index")
+        data = checked(self._file.read(size - length, length), f"{self._what}: index")
         return np.frombuffer(data, "<u8").reshape(num_chunks, 2)
-
-    def _read(self, offset: int, length: int) -> bytes:
-        try:
-            data = os.pread(self._handle, length, offset)
-            while len(data) < length:  # Linux reads at most 2 GiB at once, and a network disk may give less
-                more = os.pread(self._handle, length - len(data), offset + len(data))
-                if not more:
-                    raise CorruptStoreError(f"{self._what} ended {length - len(data)} bytes early")
-                data += more
-        except OSError as exc:
-            raise CorruptStoreError(f"{self._what} cannot be read ({exc.strerror})") from exc
-        return data
 
     def read_chunk(self, chunk: int, out: Float32) -> None:
         """Decode inner chunk `chunk` of the shard into `out` (chunk_rows, tokens, dim).
@@ -133,4 +123,4 @@ class ShardFile:
             raise CorruptStoreError(
                 f"{what} must lie within {self._size} bytes; the index says {offset}+{length}"
             )
-        decode_chunk(self._read(offset, length), out, what)
+        decode_chunk(self._file.read(offset, length), out, what)

@@ -7,9 +7,8 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 from .completion import arrays_digest, merged_statistics
@@ -18,6 +17,7 @@ from .index import Index
 from .records import ArrayKey, ShardRecord, read_record, record_path
 from .root import Root
 from .statistics import ChannelStats
+from .storage import Storage
 
 __all__ = ["CompleteShards", "ShardIndex", "UnfinishedShards"]
 
@@ -80,16 +80,14 @@ class CompleteShards:
 class UnfinishedShards:
     """Of a store that is not complete: from the record files that were there when it was opened."""
 
-    def __init__(self, path: Path, root: Root) -> None:
-        self._path = path
+    def __init__(self, storage: Storage, root: Root) -> None:
+        self._storage = storage
         self._root = root
         self._records: dict[int, ShardRecord] = {}
         self._faults: dict[int, CorruptStoreError] = {}
-        for shard in _numbers(path / "shards"):
-            if shard >= root.manifest.num_shards:
-                continue
+        for shard in _numbers(storage, root.manifest.num_shards):
             try:
-                found = read_record(path, root.manifest, shard)
+                found = read_record(storage, root.manifest, shard)
             except CorruptStoreError as exc:
                 self._faults[shard] = exc
                 continue
@@ -103,7 +101,7 @@ class UnfinishedShards:
     @cached_property
     def statistics(self) -> Mapping[ArrayKey, ChannelStats]:
         """Statistics of every array over the finished shards."""
-        return merged_statistics(self._path, self._root.manifest, self._all())
+        return merged_statistics(self._storage, self._root.manifest, self._all())
 
     @cached_property
     def digest(self) -> str:
@@ -138,16 +136,12 @@ class UnfinishedShards:
         return self._records[shard]
 
 
-def _numbers(folder: Path) -> Iterator[int]:
-    """Shards that have a record file, ascending."""
-    if not folder.is_dir():
-        return
-    try:
-        entries = list(folder.iterdir())
-    except OSError as exc:
-        raise CorruptStoreError(
-            f"the folder {folder.name} cannot be listed ({exc.strerror}); grant the right to read it"
-        ) from exc
-    names = (re.fullmatch(r"(\d{5,12})\.json", entry.name) for entry in entries)
-    numbers = (int(match[1]) for match in names if match is not None)
-    yield from sorted(number for number in numbers if (folder.parent / record_path(number)).exists())
+def _numbers(storage: Storage, num_shards: int) -> Iterable[int]:
+    """Shards that may have a record: those whose record file is listed; all, where nothing can be listed."""
+    names = storage.names("shards")
+    if names is None:
+        return range(num_shards)
+    matches = (re.fullmatch(r"(\d{5,12})\.json", name) for name in names)
+    numbers = sorted(int(match[1]) for match in matches if match is not None)
+    listed = set(names)
+    return [n for n in numbers if n < num_shards and record_path(n).rpartition("/")[2] in listed]

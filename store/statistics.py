@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from .files import xxh3
 from .layout import layer_name
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, arrays_of, extract_again
+from .storage import Storage
 
 __all__ = ["ChannelStats", "merge", "read_statistics", "statistics_bytes", "statistics_of"]
 
@@ -109,7 +109,9 @@ def statistics_bytes(statistics: Mapping[ArrayKey, ChannelStats]) -> bytes:
     return save(tensors)
 
 
-def read_statistics(store: Path, manifest: Manifest, record: ShardRecord) -> dict[ArrayKey, ChannelStats]:
+def read_statistics(
+    storage: Storage, manifest: Manifest, record: ShardRecord
+) -> dict[ArrayKey, ChannelStats]:
     """A shard's statistics, checked against its record and the manifest.
 
     Raises:
@@ -117,14 +119,11 @@ def read_statistics(store: Path, manifest: Manifest, record: ShardRecord) -> dic
     """
     file, remedy = record.statistics, extract_again(record.shard)
     try:
-        size = (store / file.path).stat().st_size
-        if size != file.bytes:
-            raise CorruptStoreError(f"{file.path} must have {file.bytes} bytes; it has {size}; {remedy}")
-        data = (store / file.path).read_bytes()
-    except OSError as exc:
-        raise CorruptStoreError(
-            f"{file.path} is missing or cannot be read ({exc.strerror}); {remedy}"
-        ) from exc
+        data = storage.read(file.path, file.bytes)
+    except FileNotFoundError as exc:
+        raise CorruptStoreError(f"{file.path} is missing; {remedy}") from exc
+    if len(data) != file.bytes:
+        raise CorruptStoreError(f"{file.path} must have {file.bytes} bytes; it has {len(data)}; {remedy}")
     if xxh3(data) != file.hash:
         raise CorruptStoreError(f"{file.path} is not what was written (its hash disagrees); {remedy}")
     try:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES, merged_statistics, summarise
 from .errors import CorruptStoreError, StoreError
-from .files import file_sha256, file_xxh3, pretty_json
+from .files import pretty_json, stored_sha256, stored_xxh3
 from .index import INDEX, Index, read_index
 from .layout import layer_name
 from .records import (
@@ -33,6 +33,7 @@ from .records import (
 from .root import ROOT, Root, read_root
 from .samples import PENDING, SAMPLES_SCHEMA, content_hash, with_outcomes
 from .sealed import read_sealed
+from .storage import Folder, Storage
 
 __all__ = ["Fault", "VerifyReport", "verify_store"]
 
@@ -96,12 +97,12 @@ def verify_store(
     Raises:
         NotAStoreError: the path is not an activation store of format 1.
     """
-    path = Path(path)
+    storage = Folder(path)
     try:
-        root = read_root(path)
+        root = read_root(storage)
     except CorruptStoreError as exc:
         return VerifyReport((Fault(ROOT, _READABLE, str(exc)),), 0, 0, complete=False)
-    check = _Check(path, root)
+    check = _Check(storage, root)
     check.metadata()
     check.records()
     check.index()
@@ -124,8 +125,8 @@ def verify_store(
 class _Check:
     """One verification under way."""
 
-    def __init__(self, path: Path, root: Root) -> None:
-        self.path = path
+    def __init__(self, storage: Storage, root: Root) -> None:
+        self.storage = storage
         self.root = root
         self.manifest = root.manifest
         self.faults: list[Fault] = []
@@ -147,10 +148,12 @@ class _Check:
 
     def _expect_bytes(self, name: str, expected: bytes) -> None:
         try:
-            with (self.path / name).open("rb") as file:
-                found = file.read(len(expected) + 1)
-        except OSError as exc:
-            self.fault(name, "must be there", f"it cannot be read ({exc.strerror}); restore it from a copy")
+            found = self.storage.read(name)
+        except FileNotFoundError:
+            self.fault(name, "must be there", "it is missing; restore it from a copy")
+            return
+        except StoreError as exc:
+            self.fault(name, _READABLE, str(exc))
             return
         if found != expected:
             self.fault(name, "must be what the manifest implies", "it differs; restore it from a copy")
@@ -159,23 +162,24 @@ class _Check:
         """Every record, and the presence and size of its files."""
         for shard in self._record_numbers():
             try:
-                found = read_record(self.path, self.manifest, shard)
+                found = read_record(self.storage, self.manifest, shard)
             except StoreError as exc:
                 self.fault(record_path(shard), _READABLE, str(exc))
                 continue
             if found is None:
                 continue
             self.found[shard], self.texts[shard] = found
-            for file, detail in file_faults(self.path, found[0]):
+            for file, detail in file_faults(self.storage, found[0]):
                 self.fault(file, "must have the recorded size", f"it {detail}; {_RERUN}")
 
     def _record_numbers(self) -> list[int]:
-        folder = self.path / "shards"
         try:
-            files = [file.name for file in folder.iterdir()]
-        except OSError as exc:
-            self.fault("shards", "must be there", f"it cannot be listed ({exc.strerror}); {_RERUN}")
+            files = self.storage.names("shards")
+        except StoreError as exc:
+            self.fault("shards", "must be there", f"it cannot be listed: {exc}")
             return []
+        if files is None:
+            return list(range(self.manifest.num_shards))
         names = [match[1] for file in files if (match := re.fullmatch(r"(\d+)\.json", file))]
         for name in names:
             if f"shards/{name}.json" != record_path(int(name)) or int(name) >= self.manifest.num_shards:
@@ -190,7 +194,7 @@ class _Check:
     def index(self) -> None:
         """The index against the records and what they add up to."""
         try:
-            index = read_index(self.path, self.manifest)
+            index = read_index(self.storage, self.manifest)
         except StoreError as exc:
             self.fault(INDEX, _READABLE, str(exc))
             return
@@ -210,7 +214,7 @@ class _Check:
         if index.summary != summarise(self.root, records, index.summary.samples_hash):
             self.fault(INDEX, "must sum up the records", f"its summary says something else; {_REINDEX}")
         try:
-            if index.statistics != merged_statistics(self.path, self.manifest, records):
+            if index.statistics != merged_statistics(self.storage, self.manifest, records):
                 self.fault(INDEX, _MERGED, f"they differ; {_REINDEX}")
         except StoreError as exc:
             self.fault(INDEX, _MERGED, str(exc))
@@ -219,7 +223,7 @@ class _Check:
         """The sample table against the plan and the outcomes."""
         try:
             table, _, found = read_sealed(
-                self.path / SAMPLES, SAMPLES_SCHEMA, self.manifest.num_rows, self.manifest.max_table_bytes
+                self.storage, SAMPLES, SAMPLES_SCHEMA, self.manifest.num_rows, self.manifest.max_table_bytes
             )
         except FileNotFoundError:
             self.fault(SAMPLES, "must be there", f"it is missing; {_RERUN}")
@@ -256,21 +260,23 @@ class _Check:
     def teacher(self) -> None:
         """Presence and size of the teacher's files."""
         for name, file in self.root.teacher.items():
-            path = self.path / name
-            size = path.stat().st_size if path.is_file() else None
+            try:
+                size = self.storage.size(name)
+            except FileNotFoundError:
+                self.fault(name, f"must have {file.bytes} bytes", f"it is missing; {_COPY}")
+                continue
             if size != file.bytes:
-                found = "it is missing" if size is None else f"it has {size}"
-                self.fault(name, f"must have {file.bytes} bytes", f"{found}; {_COPY}")
+                self.fault(name, f"must have {file.bytes} bytes", f"it has {size}; {_COPY}")
 
     def bytes(self, progress: Progress | None) -> None:
         """Every byte of arrays, statistics and teacher against its hash."""
         hashed = [
-            (file.path, file.bytes, file.hash, file_xxh3, extract_again(record.shard))
+            (file.path, file.bytes, file.hash, stored_xxh3, extract_again(record.shard))
             for record in self.found.values()
             for file in (*record.files, record.statistics)
         ]
         hashed += [
-            (name, file.bytes, file.sha256, file_sha256, _COPY) for name, file in self.root.teacher.items()
+            (name, file.bytes, file.sha256, stored_sha256, _COPY) for name, file in self.root.teacher.items()
         ]
         total = sum(size for _, size, *_ in hashed)
         done = 0
@@ -287,9 +293,9 @@ class _Check:
                 count(size)
                 continue
             try:
-                found = hash_of(self.path / name, count)
-            except OSError as exc:
-                self.fault(name, "must be readable", f"it is not ({exc.strerror}); {remedy}")
+                found = hash_of(self.storage, name, count)
+            except (FileNotFoundError, StoreError) as exc:
+                self.fault(name, "must be readable", f"it is not ({exc}); {remedy}")
                 continue
             if found != expected:
                 self.fault(name, "must be what was written", f"its hash is {found}, not {expected}; {remedy}")

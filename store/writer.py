@@ -38,6 +38,7 @@ from .root import PLANNING, Root
 from .samples import OK, Outcome
 from .shard_files import write_shard_file
 from .statistics import ChannelStats, statistics_bytes, statistics_of
+from .storage import Folder
 
 __all__ = ["StoreWriter"]
 
@@ -50,6 +51,7 @@ class StoreWriter:
 
     def __init__(self, path: Path, root: Root, samples: pa.Table) -> None:
         self.path = path
+        self._storage = Folder(path)
         self.manifest = root.manifest
         self._root = root
         self._samples = samples
@@ -82,7 +84,7 @@ class StoreWriter:
     def unfinished(self) -> list[int]:
         """Shards without a valid record, or whose files are not all there with their recorded sizes."""
         shards = range(self.manifest.num_shards)
-        return [shard for shard in shards if not is_finished(self.path, self.manifest, shard)]
+        return [shard for shard in shards if not is_finished(self._storage, self.manifest, shard)]
 
     def buffer(self, shard: int) -> ShardBuffer:
         """An empty buffer for one shard; it takes `ShardBuffer.nbytes` of memory."""
@@ -179,7 +181,7 @@ class StoreWriter:
                 "extract` again"
             )
         try:
-            if not is_completed(self.path, self.manifest):
+            if not is_completed(self._storage, self.manifest):
                 write_completion(self.path, self._root, self._samples)
         except OSError as exc:
             raise disk_error(exc, self.path, self._samples.nbytes) from exc

@@ -116,17 +116,6 @@ def test_a_path_inside_a_file_is_a_store_error(make_plan: MakePlan, tmp_path: Pa
         make_plan("file/a.zarr").open()
 
 
-def test_a_folder_that_may_not_be_looked_into(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> bool:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "exists", refuse)
-    with pytest.raises(StoreError, match=r"a.zarr cannot be looked into \(Permission denied\); grant"):
-        plan.open()
-    with pytest.raises(StoreError, match=r"a.zarr cannot be looked into \(Permission denied\); grant"):
-        open_store(plan.path)
-
-
 def test_a_half_planned_store_is_planned_again(plan: Plan) -> None:
     def interrupted(folder: Path) -> None:
         (folder / "left.bin").write_bytes(b"half")

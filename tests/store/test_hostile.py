@@ -183,7 +183,7 @@ def test_a_complete_store_that_claims_more_rows_is_refused(copy: Path, written: 
 def test_a_huge_table_is_not_read(copy: Path, name: str) -> None:
     with (copy / name).open("wb") as file:
         file.truncate(1 << 40)
-    with little_memory(), pytest.raises(CorruptStoreError, match=f"{name} must have at most .* bytes"):
+    with little_memory(), pytest.raises(CorruptStoreError, match=f"{name} holds at most .* bytes"):
         _ = open_store(copy).samples
 
 
@@ -200,6 +200,6 @@ def test_a_huge_statistics_file_is_not_read(copy: Path) -> None:
     store = open_store(copy)
     with (
         little_memory(),
-        pytest.raises(CorruptStoreError, match=r"must have \d+ bytes; it has 1099511627776"),
+        pytest.raises(CorruptStoreError, match=r"holds at most \d+ bytes; it has 1099511627776"),
     ):
         store.statistics(0, "cls")

@@ -159,7 +159,7 @@ def test_info_is_json(store: Store) -> None:
     assert info["float32_bytes"] == 50 * 3 * 9 * 8 * 4
     assert info["digest"] == store.digest
     assert info["num_bytes"] == sum(
-        file.stat().st_size for file in store.path.glob("layer_*/*/c/*/0/0") if file.is_file()
+        file.stat().st_size for file in store.storage.folder.glob("layer_*/*/c/*/0/0") if file.is_file()
     )
 
 
