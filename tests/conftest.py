@@ -5,3 +5,5 @@ from __future__ import annotations
 from jaxtyping import install_import_hook
 
 install_import_hook(["activault.extract", "activault.train"], "beartype.beartype")
+
+pytest_plugins = ["server_fixtures"]  # in tests/servers, which pyproject.toml puts on the path
