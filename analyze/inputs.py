@@ -27,7 +27,7 @@ class StoreFacts:
     architecture: str
     source: str
     """Name of the image source."""
-    image_size: tuple[int, int]
+    image_size: tuple[int, int] | None
     """Height and width of the teacher's input in pixels."""
     num_rows: int
     num_bad: int
@@ -52,7 +52,7 @@ def store_facts(store: Store) -> StoreFacts:
         teacher=manifest.teacher.name,
         architecture=manifest.teacher.architecture,
         source=manifest.source.name,
-        image_size=manifest.preprocessing.image_size,
+        image_size=manifest.preprocessing.image_size if manifest.preprocessing else None,
         num_rows=store.num_rows,
         num_bad=store.num_bad,
         num_layers=len(store.layers),

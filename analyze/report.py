@@ -43,12 +43,11 @@ def _page(inputs: ReportInputs) -> str:
     absent = _absent(inputs)
     if absent:
         notes.append(f"Left out, because no results were given: {'; '.join(absent)}.")
-    height, width = store.image_size
     return render_page(
         title=f"{'The demo teacher' if store.teacher == 'demo' else store.teacher}, layer by layer",
         lead=(
             f"{store.architecture} on {inputs.analysis.num_rows:,} images of {store.source} at "
-            f"{height} \N{MULTIPLICATION SIGN} {width} pixels"
+            f"{_pixels(store.image_size)}"
             + (", with its block-recurrent surrogate beside it." if inputs.analysis.surrogate else ".")
         ),
         tiles=_tiles(inputs),
@@ -100,12 +99,18 @@ def _tiles(inputs: ReportInputs) -> list[Tile]:
     return tiles
 
 
+def _pixels(image_size: tuple[int, int] | None) -> str:
+    if image_size is None:
+        return "an unknown number of pixels"
+    return f"{image_size[0]} \N{MULTIPLICATION SIGN} {image_size[1]} pixels"
+
+
 def _facts(inputs: ReportInputs) -> Section:
     store = inputs.store
     facts = {
         "teacher": f"{store.teacher} ({store.architecture})",
         "images": store.source,
-        "input": f"{store.image_size[0]} by {store.image_size[1]} pixels",
+        "input": _pixels(store.image_size),
         "rows": f"{store.num_rows:,} in the store, {inputs.analysis.num_rows:,} analysed",
         "a row": f"{store.num_layers} layers of {store.tokens_per_layer} tokens of {store.dim} values",
         "precision": store.dtype,

@@ -20,12 +20,18 @@ from .records import ArrayKey, arrays_of
 __all__ = ["ShardBuffer"]
 
 
+def _spoken(manifest: Manifest) -> str:
+    if manifest.shards is None:
+        return f"0 to {manifest.num_shards - 1}"
+    return ", ".join(f"{first} to {stop - 1}" for first, stop in manifest.shards)
+
+
 class ShardBuffer:
     """Rows of one shard, all layers and kinds; filled by `write`, handed to `StoreWriter.publish`."""
 
     def __init__(self, manifest: Manifest, shard: int) -> None:
-        if not 0 <= shard < manifest.num_shards:
-            raise ConfigError(f"shards are 0 to {manifest.num_shards - 1}; got {shard}")
+        if not manifest.holds(shard):
+            raise ConfigError(f"shards here are {_spoken(manifest)}; got {shard}")
         self.shard = shard
         self.rows = manifest.shard_range(shard)
         self._manifest = manifest

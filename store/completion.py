@@ -85,15 +85,16 @@ def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
         CorruptStoreError: a record or its statistics are missing or altered.
     """
     manifest, storage = root.manifest, Folder(path)
-    records, texts = [], []
-    for shard in range(manifest.num_shards):
+    records: list[ShardRecord] = []
+    texts: dict[int, bytes] = {}
+    for shard in manifest.held_shards:
         found = read_record(storage, manifest, shard)
         if found is None:
             raise CorruptStoreError(
                 f"the record of shard {shard} vanished; run the same `activault extract` again"
             )
         records.append(found[0])
-        texts.append(found[1])
+        texts[shard] = found[1]
     table = with_outcomes(samples, ((range(*record.rows), record.outcomes()) for record in records))
     samples_hash = write_sealed(path / SAMPLES, table)
     statistics = merged_statistics(storage, manifest, records)

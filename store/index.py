@@ -5,7 +5,8 @@ Records and statistics in, one Parquet file out; and back, parsed only as far as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,8 +73,9 @@ class Index:
     table: pa.Table
 
     def record_text(self, shard: int) -> bytes:
-        """Text of a shard's record file."""
-        return str(self.table["record"][shard].as_py()).encode()
+        """Text of the record file of a shard that is held here."""
+        place = bisect_left(self.manifest.held_shards, shard)
+        return str(self.table["record"][place].as_py()).encode()
 
     def record(self, shard: int) -> ShardRecord:
         """A shard's record."""
@@ -82,7 +84,7 @@ class Index:
     @cached_property
     def statistics(self) -> dict[ArrayKey, ChannelStats]:
         """Merged statistics of every array."""
-        rows = self.table.slice(self.manifest.num_shards).to_pylist()
+        rows = self.table.slice(len(self.manifest.held_shards)).to_pylist()
         found = {
             ArrayKey(row["layer"], row["kind"]): ChannelStats(
                 row["count"], *(_vector(row[part], self.manifest.dim) for part in ("mean", "m2", "absmax"))
@@ -103,13 +105,11 @@ def _vector(values: list[float] | None, dim: int) -> npt.NDArray[np.float64]:
 def write_index(
     path: Path,
     summary: IndexSummary,
-    records: Sequence[bytes],
+    records: Mapping[int, bytes],
     statistics: Mapping[ArrayKey, ChannelStats],
 ) -> None:
-    """Write `path/index.parquet`: the texts of all records in shard order, then the merged statistics."""
-    rows = [
-        {"entry": "record", "shard": shard, "record": text.decode()} for shard, text in enumerate(records)
-    ]
+    """Write `path/index.parquet`: the records' texts by shard, ascending, then the merged statistics."""
+    rows = [{"entry": "record", "shard": shard, "record": text.decode()} for shard, text in records.items()]
     merged = [
         {"entry": "statistics", "layer": array.layer, "kind": array.kind, "count": stats.count}
         | {"mean": stats.mean.tolist(), "m2": stats.m2.tolist(), "absmax": stats.absmax.tolist()}
@@ -126,7 +126,7 @@ def read_index(storage: Storage, manifest: Manifest) -> Index | None:
         CorruptStoreError: the index is altered or belongs to another store.
     """
     try:
-        num_entries = manifest.num_shards + len(manifest.layers) * len(manifest.kinds)
+        num_entries = len(manifest.held_shards) + len(manifest.layers) * len(manifest.kinds)
         table, metadata, _ = read_sealed(storage, INDEX, _SCHEMA, num_entries, manifest.max_table_bytes)
     except FileNotFoundError:
         return None
@@ -136,9 +136,8 @@ def read_index(storage: Storage, manifest: Manifest) -> Index | None:
         raise CorruptStoreError(f"{INDEX} has no summary that can be read; {_REMEDY}") from exc
     if summary.manifest != manifest.sha256():
         raise CorruptStoreError(f"{INDEX} belongs to another store; {_REMEDY}")
-    shards = table["shard"].slice(0, manifest.num_shards).to_pylist()
-    if len(shards) != manifest.num_shards or any(shard != place for place, shard in enumerate(shards)):
-        raise CorruptStoreError(
-            f"{INDEX} must have a record for each of {manifest.num_shards} shards; {_REMEDY}"
-        )
+    num_held = len(manifest.held_shards)
+    shards = table["shard"].slice(0, num_held)
+    if shards.null_count or not np.array_equal(shards.to_numpy(), np.array(manifest.held_shards)):
+        raise CorruptStoreError(f"{INDEX} must have a record for each of {num_held} shards; {_REMEDY}")
     return Index(manifest, summary, table)

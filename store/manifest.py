@@ -6,6 +6,8 @@ Nothing in it can be derived from something else in it; counts and shapes are pr
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,14 +15,24 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from .files import canonical_json
 from .layout import TokenKind, TokenLayout
 
-__all__ = ["FORMAT_VERSION", "Manifest", "Preprocessing", "SourceInfo", "StoredDtype", "TeacherInfo"]
+__all__ = [
+    "FORMAT_VERSION",
+    "Compression",
+    "Manifest",
+    "Preprocessing",
+    "Quantisation",
+    "SourceInfo",
+    "StoredDtype",
+    "TeacherInfo",
+]
 
 FORMAT_VERSION: Final = 1
 MOST_SHARD_ROWS: Final = 1 << 16
 """The format's bound on rows a shard."""
 MAX_CHUNK_BYTES: Final = 1 << 30
 MAX_TABLE_BYTES: Final = 4 << 30
-StoredDtype = Literal["bfloat16", "float32"]
+StoredDtype = Literal["bfloat16", "float16", "float32", "int8"]
+Compression = Literal["blosc", "none"]
 
 
 class _Record(BaseModel):
@@ -44,8 +56,8 @@ class TeacherInfo(_Record):
     """Blocks of the teacher; layers are 0 to this number."""
     dim: int = Field(ge=1, le=1 << 20)
     """Width of a token."""
-    num_heads: int = Field(ge=1)
-    """Attention heads of a block."""
+    num_heads: int | None = Field(ge=1)
+    """Attention heads of a block; None where unknown."""
     timm_version: str
     torch_version: str
 
@@ -72,6 +84,17 @@ class SourceInfo(_Record):
     """Hash over the keys and sizes of all its images."""
 
 
+class Quantisation(_Record):
+    """How one layer's patches become int8 codes: `value = code * scale[channel] + offset[channel]`."""
+
+    scale: tuple[float, ...]
+    """(dim,) step of each channel, a float32."""
+    offset: tuple[float, ...]
+    """(dim,) value of code 0, a float32."""
+    variance: float = Field(ge=0)
+    """Mean over channels of the variance on the calibration rows; the error bound is a share of it."""
+
+
 class Manifest(_Record):
     """Everything that names a store's content, before its first shard is written."""
 
@@ -85,16 +108,27 @@ class Manifest(_Record):
     layout: TokenLayout
     """Tokens of one layer of the teacher."""
     dtype: StoredDtype
-    """Precision of the values; `bfloat16` is kept as float32 rounded to it."""
+    """Precision of the values; `bfloat16` is kept as float32 rounded to it, `int8` quantises patches only."""
+    compression: Compression = "blosc"
+    """How inner chunks are compressed."""
+    quantisation: tuple[Quantisation, ...] | None = None
+    """One a kept layer if the dtype is int8, else None."""
     shard_rows: int = Field(ge=1, le=MOST_SHARD_ROWS)
     """Rows a shard."""
     chunk_rows: int = Field(ge=1, le=MOST_SHARD_ROWS)
     """Rows an inner chunk; divides `shard_rows`."""
     teacher: TeacherInfo
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None
+    """None where unknown."""
     source: SourceInfo
     row_seed: int
     """Seed of the order of the rows."""
+    shards: tuple[tuple[int, int], ...] | None = None
+    """Shards of a partial copy, as `(first, stop)` ranges that ascend and do not touch; None is all."""
+    license: str = "unknown"
+    """Licence of the activations as a data set, for the people they are shared with."""
+    citation: str = ""
+    """What to cite for them."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
@@ -113,7 +147,39 @@ class Manifest(_Record):
                 f"a chunk is at most {MAX_CHUNK_BYTES} bytes; chunk_rows {self.chunk_rows} of {largest} "
                 f"tokens of width {self.dim} are more; lower chunk_rows"
             )
+        self._check_precision()
+        self._check_shards()
         return self
+
+    def _check_precision(self) -> None:
+        if self.dtype == "bfloat16" and self.compression == "none":
+            raise ValueError(
+                "bfloat16 takes 4 bytes a value without compression; choose float16, or compression blosc"
+            )
+        if (self.dtype == "int8") != (self.quantisation is not None):
+            raise ValueError(f"int8 alone has a quantisation; dtype is {self.dtype}")
+        if self.quantisation is None:
+            return
+        if "patches" not in self.kinds:
+            raise ValueError("int8 is for patches, and none are kept; choose bfloat16")
+        vectors = [vector for layer in self.quantisation for vector in (layer.scale, layer.offset)]
+        if len(self.quantisation) != len(self.layers) or any(len(vector) != self.dim for vector in vectors):
+            raise ValueError(f"a quantisation is {self.dim} scales and offsets for each layer that is kept")
+        if any(scale <= 0 for layer in self.quantisation for scale in layer.scale):
+            raise ValueError("scales of a quantisation are above 0")
+
+    def _check_shards(self) -> None:
+        if self.shards is None:
+            return
+        bounds = [bound for first_stop in self.shards for bound in first_stop]
+        ascending = bounds == sorted(set(bounds))
+        if not bounds or not ascending or bounds[0] < 0 or bounds[-1] > self.num_shards:
+            raise ValueError(
+                f"shards are ranges that ascend within 0 to {self.num_shards} and do not touch; "
+                f"got {self.shards[:4]}"
+            )
+        if self.shards == ((0, self.num_shards),):
+            raise ValueError("shards is null for a store that holds all of them")
 
     @property
     def dim(self) -> int:
@@ -122,8 +188,25 @@ class Manifest(_Record):
 
     @property
     def num_shards(self) -> int:
-        """Shards of every array; the last may be shorter."""
+        """Shards of every array, held here or not; the last may be shorter."""
         return -(-self.num_rows // self.shard_rows)
+
+    @cached_property
+    def held_shards(self) -> Sequence[int]:
+        """Shards that are part of this store, ascending: all, unless it is a partial copy."""
+        if self.shards is None:
+            return range(self.num_shards)
+        return tuple(shard for first, stop in self.shards for shard in range(first, stop))
+
+    def holds(self, shard: int) -> bool:
+        """Whether a shard is part of this store."""
+        if self.shards is None:
+            return 0 <= shard < self.num_shards
+        return any(first <= shard < stop for first, stop in self.shards)
+
+    def stored_dtype(self, kind: TokenKind) -> StoredDtype:
+        """Precision of one kind's arrays: `int8` is for patches, the few other tokens stay bfloat16."""
+        return "bfloat16" if self.dtype == "int8" and kind != "patches" else self.dtype
 
     def shard_range(self, shard: int) -> range:
         """Rows of one shard."""
@@ -146,7 +229,7 @@ class Manifest(_Record):
     def max_table_bytes(self) -> int:
         """Largest index.parquet or samples.parquet that is believed; many times what writers make."""
         arrays = len(self.layers) * len(self.kinds)
-        size = (64 << 20) + (self.num_rows << 12) + arrays * ((self.num_shards << 10) + (self.dim << 6))
+        size = (64 << 20) + (self.num_rows << 12) + arrays * ((len(self.held_shards) << 10) + (self.dim << 6))
         return min(MAX_TABLE_BYTES, size)
 
     @property

@@ -144,7 +144,7 @@ class Store:
         Presence and sizes alone are looked at, not the bytes of arrays; what is not whole, a writer of the
         same plan repairs. The teacher's files no writer writes again.
         """
-        shards = range(self.manifest.num_shards)
+        shards = self.manifest.held_shards
         return is_completed(self.storage, self.manifest) and all(
             is_finished(self.storage, self.manifest, shard) for shard in shards
         )
@@ -203,9 +203,9 @@ class Store:
     @cached_property
     def finished_rows(self) -> Int64:
         """(n,) rows of finished shards, ascending."""
-        if self.complete:
+        if self.complete and self.manifest.shards is None:
             return np.arange(self.num_rows)
-        ranges = [np.arange(*self._shards.record(shard).rows) for shard in self._shards.finished]
+        ranges = [np.array(self.manifest.shard_range(shard)) for shard in self._shards.finished]
         return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
 
     @cached_property
@@ -215,7 +215,7 @@ class Store:
 
     @cached_property
     def _is_ok(self) -> npt.NDArray[np.bool_]:
-        if self.complete and not self.num_bad:
+        if self.complete and not self.num_bad and self.manifest.shards is None:
             return np.broadcast_to(np.True_, self.num_rows)  # takes no memory, whatever the number
         return np.asarray(pc.equal(self.samples["status"], pa.scalar(OK)).to_numpy(), dtype=np.bool_)
 
@@ -300,11 +300,15 @@ class Store:
             "grid": list(self.layout.grid),
             "dim": self.dim,
             "dtype": manifest.dtype,
+            "compression": manifest.compression,
+            "shards": manifest.shards,
             "num_bytes": self.num_bytes,
             "float32_bytes": self.float32_bytes,
             "num_classes": len(self.classes),
             "teacher": manifest.teacher.model_dump(mode="json"),
-            "preprocessing": manifest.preprocessing.model_dump(mode="json"),
+            "preprocessing": manifest.model_dump(mode="json")["preprocessing"],
             "source": manifest.source.model_dump(mode="json"),
             "row_seed": manifest.row_seed,
+            "license": manifest.license,
+            "citation": manifest.citation,
         }

@@ -7,13 +7,14 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
 from .completion import arrays_digest, merged_statistics
 from .errors import CorruptStoreError, IncompleteStoreError
 from .index import Index
+from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, read_record, record_path
 from .root import Root
 from .statistics import ChannelStats
@@ -26,7 +27,7 @@ class ShardIndex(Protocol):
     """What a store knows of its shards."""
 
     @property
-    def finished(self) -> range | tuple[int, ...]:
+    def finished(self) -> Sequence[int]:
         """Finished shards, ascending."""
 
     @property
@@ -59,7 +60,7 @@ class CompleteShards:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._records: dict[int, ShardRecord] = {}
-        self.finished = range(index.manifest.num_shards)
+        self.finished = index.manifest.held_shards
         self.digest = index.summary.digest
         self.arrays_digest = index.summary.arrays_digest
         self.num_bad = index.summary.num_bad
@@ -72,6 +73,7 @@ class CompleteShards:
 
     def record(self, shard: int) -> ShardRecord:
         """Record of a shard."""
+        _refuse_absent(self._index.manifest, shard)
         if shard not in self._records:
             self._records[shard] = self._index.record(shard)
         return self._records[shard]
@@ -85,7 +87,7 @@ class UnfinishedShards:
         self._root = root
         self._records: dict[int, ShardRecord] = {}
         self._faults: dict[int, CorruptStoreError] = {}
-        for shard in _numbers(storage, root.manifest.num_shards):
+        for shard in _numbers(storage, root.manifest):
             try:
                 found = read_record(storage, root.manifest, shard)
             except CorruptStoreError as exc:
@@ -125,6 +127,7 @@ class UnfinishedShards:
 
     def record(self, shard: int) -> ShardRecord:
         """Record of a finished shard."""
+        _refuse_absent(self._root.manifest, shard)
         if shard in self._faults:
             raise CorruptStoreError(str(self._faults[shard]))
         if shard not in self._records:
@@ -136,12 +139,21 @@ class UnfinishedShards:
         return self._records[shard]
 
 
-def _numbers(storage: Storage, num_shards: int) -> Iterable[int]:
+def _refuse_absent(manifest: Manifest, shard: int) -> None:
+    if not manifest.holds(shard):
+        rows = manifest.shard_range(shard)
+        raise IncompleteStoreError(
+            f"rows {rows.start} to {rows.stop - 1} are not part of this partial copy (shard {shard}); "
+            "pull them too"
+        )
+
+
+def _numbers(storage: Storage, manifest: Manifest) -> Iterable[int]:
     """Shards that may have a record: those whose record file is listed; all, where nothing can be listed."""
     names = storage.names("shards")
     if names is None:
-        return range(num_shards)
+        return manifest.held_shards
     matches = (re.fullmatch(r"(\d{5,12})\.json", name) for name in names)
     numbers = sorted(int(match[1]) for match in matches if match is not None)
     listed = set(names)
-    return [n for n in numbers if n < num_shards and record_path(n).rpartition("/")[2] in listed]
+    return [n for n in numbers if manifest.holds(n) and record_path(n).rpartition("/")[2] in listed]

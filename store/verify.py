@@ -70,7 +70,7 @@ class VerifyReport:
     finished_shards: int
     """Shards with a valid record."""
     num_shards: int
-    """Shards of the whole store; 0 if its manifest cannot be read."""
+    """Shards that the store is of; 0 if its manifest cannot be read."""
     complete: bool
     """Whether the store was completed."""
 
@@ -111,14 +111,14 @@ def verify_store(
     if deep:
         check.bytes(progress)
     if complete and check.complete is None:
-        done, num = len(check.found), root.manifest.num_shards
+        done, num = len(check.found), len(root.manifest.held_shards)
         check.fault(
             "store",
             "must be complete",
             f"{done} of {num} shards are finished and {INDEX} is not written; {_RERUN}",
         )
     return VerifyReport(
-        tuple(check.faults), len(check.found), root.manifest.num_shards, check.complete is not None
+        tuple(check.faults), len(check.found), len(root.manifest.held_shards), check.complete is not None
     )
 
 
@@ -179,17 +179,16 @@ class _Check:
             self.fault("shards", "must be there", f"it cannot be listed: {exc}")
             return []
         if files is None:
-            return list(range(self.manifest.num_shards))
+            return list(self.manifest.held_shards)
         names = [match[1] for file in files if (match := re.fullmatch(r"(\d+)\.json", file))]
         for name in names:
-            if f"shards/{name}.json" != record_path(int(name)) or int(name) >= self.manifest.num_shards:
-                last = self.manifest.num_shards - 1
+            if f"shards/{name}.json" != record_path(int(name)) or not self.manifest.holds(int(name)):
                 self.fault(
                     f"shards/{name}.json",
-                    f"must be of one of the shards 0 to {last}",
+                    "must be of a shard of this store",
                     "there is no such shard; delete the file",
                 )
-        return sorted({int(name) for name in names if int(name) < self.manifest.num_shards})
+        return sorted({int(name) for name in names if self.manifest.holds(int(name))})
 
     def index(self) -> None:
         """The index against the records and what they add up to."""
@@ -201,14 +200,14 @@ class _Check:
         if index is None:
             return
         self.complete = index
-        for shard in range(self.manifest.num_shards):
+        for shard in self.manifest.held_shards:
             if self.texts.get(shard) != index.record_text(shard):
                 self.fault(
                     record_path(shard),
                     f"must be there and as {INDEX} has it",
                     f"it is missing, altered or another; {_REINDEX}",
                 )
-        if len(self.found) < self.manifest.num_shards:
+        if len(self.found) < len(self.manifest.held_shards):
             return
         records = [self.found[shard] for shard in sorted(self.found)]
         if index.summary != summarise(self.root, records, index.summary.samples_hash):

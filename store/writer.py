@@ -83,7 +83,7 @@ class StoreWriter:
     @property
     def unfinished(self) -> list[int]:
         """Shards without a valid record, or whose files are not all there with their recorded sizes."""
-        shards = range(self.manifest.num_shards)
+        shards = self.manifest.held_shards
         return [shard for shard in shards if not is_finished(self._storage, self.manifest, shard)]
 
     def buffer(self, shard: int) -> ShardBuffer:
@@ -177,7 +177,7 @@ class StoreWriter:
         if unfinished:
             raise IncompleteStoreError(
                 f"a store is completed when every shard is finished; {len(unfinished)} of "
-                f"{self.manifest.num_shards} are not (first: {unfinished[0]}); run the same `activault "
+                f"{len(self.manifest.held_shards)} are not (first: {unfinished[0]}); run the same `activault "
                 "extract` again"
             )
         try:

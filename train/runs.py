@@ -176,6 +176,11 @@ def raptor_config(recipe: TrainRecipe, store: Store, cuts: Sequence[int]) -> Rap
     """
     teacher = store.manifest.teacher
     kind = recipe.model.model_dump()
+    if teacher.num_heads is None:
+        raise ConfigError(
+            f"the store does not know how many attention heads its teacher ({teacher.name}) has; give them "
+            "when it is imported: `activault import --heads N`"
+        )
     try:
         return RaptorConfig(
             dim=teacher.dim,
