@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -94,3 +96,38 @@ def test_class_ordered_rows_mix_within_a_pool() -> None:
     shuffled = np.random.default_rng(0).permutation(4096).reshape(-1, 64)
     full = np.mean([entropy(labels[batch]) for batch in shuffled])
     assert ours > 0.95 * full
+
+
+def test_no_rows_make_no_pools() -> None:
+    plan = make(np.empty(0, np.int64))
+    assert (plan.pools, plan.num_batches, len(plan.rows)) == ((), 0, 0)
+
+
+@given(ROWS, SIZES, SIZES, st.booleans())
+def test_pools_hold_what_fits_and_follow_each_other(
+    rows: np.ndarray, chunk_rows: int, pool_rows: int, shuffle: bool
+) -> None:
+    plan = make(rows, chunk_rows=chunk_rows, pool_rows=pool_rows, shuffle=shuffle)
+    assert np.array_equal(np.concatenate([pool.rows for pool in plan.pools]), plan.rows)
+    assert [pool.start for pool in plan.pools] == [0, *(pool.stop for pool in plan.pools[:-1])]
+    for pool, after in pairwise(plan.pools):
+        next_chunk = np.count_nonzero(after.rows // chunk_rows == after.chunks[0])
+        assert len(pool.rows) + next_chunk > pool_rows
+
+
+def test_the_order_stays_for_ever() -> None:
+    plan = make(np.arange(1, 21), chunk_rows=4, pool_rows=8, seed=1, epoch=2)
+    assert plan.rows.tolist() == [2, 17, 18, 1, 19, 20, 16, 3, 12, 10, 15, 8, 11, 9, 14, 13, 5, 4, 6, 7]
+
+
+def test_many_rows_are_planned_within_twice_their_memory() -> None:
+    rows = np.delete(np.arange(2_000_000), [5, 64, 65, 1_999_999])
+    tracemalloc.start()
+    try:
+        plan = make(rows, chunk_rows=32, batch_size=64, pool_rows=20_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * rows.nbytes
+    assert np.array_equal(np.sort(plan.rows), rows)
+    assert plan.num_batches == 31_250

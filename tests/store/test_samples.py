@@ -1,10 +1,60 @@
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
 import numpy as np
+import pyarrow as pa
 import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 
 from activault.store import ConfigError, Outcome, plan_samples, split_of, split_rows
-from activault.store.samples import SAMPLES_SCHEMA, content_hash, with_outcomes
+from activault.store.samples import (
+    ABSENT,
+    PENDING,
+    SAMPLES_SCHEMA,
+    content_hash,
+    label_ids,
+    outcome_columns,
+    with_outcomes,
+    with_records,
+)
+
+TEXTS = st.text(st.sampled_from("ab/\u017fK\u00e9\n\U0001f408"), max_size=4)
+FOLDERS = st.sampled_from(["train/", "Val/", "te\u017ft/", "trainer/", "VALIDATION/", "x/test/", "", "é/"])
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a shard's record says of outcomes."""
+
+    rows: tuple[int, int]
+    sizes: Sequence[tuple[int | None, int | None, int]]
+    bad: Sequence[tuple[int, str, str | None]] = ()
+
+
+def cut(table: pa.Table, places: Sequence[int]) -> pa.Table:
+    """The same rows in chunks that end at `places`, each a slice of a longer array."""
+    bounds = [0, *sorted(min(place, len(table)) for place in places), len(table)]
+    longer = pa.concat_tables([table, table]).combine_chunks()
+    return pa.concat_tables([longer.slice(a, b - a) for a, b in pairwise(bounds)])
+
+
+def hash_by_rows(samples: pa.Table) -> str:
+    """The content hash as the format puts it, row by row."""
+    state = hashlib.sha256()
+    for name in ("key", "label", "source"):
+        state.update(name.encode())
+        texts = samples[name].to_pylist()
+        for start in range(0, len(texts), 65_536):
+            block = [None if text is None else text.encode() for text in texts[start : start + 65_536]]
+            state.update(np.array([-1 if text is None else len(text) for text in block], "<i8").tobytes())
+            state.update(b"".join(text for text in block if text is not None))
+    return state.hexdigest()
 
 
 def test_a_planned_table_numbers_its_rows_and_is_pending() -> None:
@@ -27,6 +77,51 @@ def test_a_planned_table_numbers_its_rows_and_is_pending() -> None:
 def test_unusable_keys_are_refused(keys: list[str], labels: list[str | None], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_samples(keys, labels, "images")
+
+
+@pytest.mark.parametrize("repeat", [0, 70_001], ids=["few", "many"])
+def test_the_first_key_that_comes_again_is_named(repeat: int) -> None:
+    keys = [*map(str, range(repeat)), "b", "a", "c", "a", "b"]
+    with pytest.raises(ConfigError, match="keys name one row each; 'a' is there twice"):
+        plan_samples(keys, [None] * len(keys), "images")
+
+
+def test_keys_that_only_share_a_hash_are_not_the_same() -> None:
+    class Key(str):
+        def __hash__(self) -> int:
+            return 7
+
+    assert plan_samples([Key("a"), Key("b")], [None] * 2, "images")["key"].to_pylist() == ["a", "b"]
+
+
+def test_a_long_table_has_its_constants_in_every_row() -> None:
+    count = 2 * 65_536 + 5
+    table = plan_samples([str(row) for row in range(count)], [None] * count, "images")
+    assert table["source"].to_pylist() == ["images"] * count
+    assert table["status"].to_pylist() == [PENDING] * count
+    assert table["width"].null_count == table["reason"].null_count == count
+
+
+@given(st.lists(st.tuples(TEXTS, st.none() | TEXTS), min_size=1), st.lists(st.integers(0, 50), max_size=4))
+def test_content_hash_is_as_the_format_says(rows: list[tuple[str, str | None]], places: list[int]) -> None:
+    keys = [f"{row}{key}" for row, (key, _) in enumerate(rows)]
+    table = cut(plan_samples(keys, [label for _, label in rows], "images"), places)
+    assert content_hash(table) == hash_by_rows(table)
+
+
+def test_content_hash_of_many_rows_in_uneven_chunks() -> None:
+    count = 140_000
+    labels = [None if row % 5 == 0 else f"é{row % 7}" for row in range(count)]
+    table = plan_samples([f"{row}.jpg" for row in range(count)], labels, "images")
+    assert content_hash(cut(table, (1, 65_535, 100_000))) == content_hash(table) == hash_by_rows(table)
+
+
+def test_bytes_under_a_null_are_not_hashed() -> None:
+    table = plan_samples(["a", "b", "c"], ["x", None, "y"], "images")
+    buffers = [pa.py_buffer(b"\x05"), pa.py_buffer(np.array([0, 1, 4, 5], np.int32)), pa.py_buffer(b"x???y")]
+    labels = pa.Array.from_buffers(pa.string(), 3, buffers)
+    place = SAMPLES_SCHEMA.get_field_index("label")
+    assert content_hash(table.set_column(place, SAMPLES_SCHEMA.field("label"), labels)) == content_hash(table)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +149,81 @@ def test_outcomes_do_not_change_the_content_hash() -> None:
     assert done["width"].to_pylist() == [None, None, 3]
 
 
-def test_pending_is_no_outcome() -> None:
+@st.composite
+def recorded(draw: st.DrawFn) -> tuple[int, list[Record], list[tuple[object, ...]]]:
+    """Rows of a table, records of some of its shards, and (width, height, status, reason) of every row."""
+    num_rows, shard_rows = draw(st.integers(1, 40)), draw(st.integers(1, 12))
+    expected: list[tuple[object, ...]] = [(None, None, ABSENT, None)] * num_rows
+    records = []
+    for start in range(0, num_rows, shard_rows):
+        rows = range(start, min(start + shard_rows, num_rows))
+        if draw(st.booleans()):
+            continue
+        sizes, bad, left = [], [], len(rows)
+        size = st.none() | st.integers(0, 2**31 - 1)
+        while left:
+            sizes.append((draw(size), draw(size), draw(st.integers(1, left))))
+            left -= sizes[-1][2]
+        expanded = [pair for *pair, times in sizes for _ in range(times)]
+        for row, (width, height) in zip(rows, expanded, strict=True):
+            status, reason = draw(
+                st.sampled_from([("ok", None), ("empty", None), ("torn", "é"), ("torn", "x")])
+            )
+            if status != "ok":
+                bad.append((row, status, reason))
+            expected[row] = (width, height, status, reason)
+        records.append(Record((rows.start, rows.stop), sizes, bad))
+    return num_rows, draw(st.permutations(records)), expected
+
+
+@given(recorded())
+def test_columns_say_what_records_say(
+    case: tuple[int, list[Record], list[tuple[object, ...]]],
+) -> None:
+    num_rows, records, expected = case
+    columns = outcome_columns(num_rows, records, ABSENT)
+    rows = zip(*(columns[name].to_pylist() for name in ("width", "height", "status", "reason")), strict=True)
+    assert list(rows) == expected
+
+
+def test_records_replace_what_the_table_said_of_outcomes() -> None:
+    planned = plan_samples(["a", "b", "c"], ["x", None, "x"], "images")
+    first = with_records(planned, [Record((0, 2), [(4, 3, 2)], [(1, "torn", "x")])])
+    assert first.schema.equals(SAMPLES_SCHEMA)
+    assert first["status"].to_pylist() == ["ok", "torn", PENDING]
+    again = with_records(first, [Record((2, 3), [(5, None, 1)])], ABSENT)
+    assert again["status"].to_pylist() == [ABSENT, ABSENT, "ok"]
+    assert again["width"].to_pylist() == [None, None, 5]
+    assert again["reason"].null_count == 3
+    assert content_hash(again) == content_hash(planned)
+
+
+def test_columns_of_many_rows() -> None:
+    count = 140_000
+    columns = outcome_columns(count, [Record((0, count), [(500, 375, count)], [(count - 1, "torn", "x")])])
+    assert columns["width"].to_pylist() == [500] * count
+    assert columns["status"].to_pylist() == ["ok"] * (count - 1) + ["torn"]
+    assert columns["reason"].to_pylist() == [None] * (count - 1) + ["x"]
+
+
+def test_a_size_beyond_the_column_is_no_other_size() -> None:
+    with pytest.raises(OverflowError):
+        outcome_columns(1, [Record((0, 1), [(2**32 + 1, 1, 1)])])
+
+
+@pytest.mark.parametrize("status", ["", "pending", "absent"])
+def test_reserved_statuses_are_no_outcomes(status: str) -> None:
     with pytest.raises(ConfigError, match="a status is 'ok' or a short reason code"):
-        Outcome(status="pending")
+        Outcome(status=status)
+
+
+@given(st.lists(st.none() | TEXTS, min_size=1), st.lists(st.integers(0, 50), max_size=4))
+def test_labels_are_numbered_in_their_order(labels: list[str | None], places: list[int]) -> None:
+    table = cut(plan_samples([str(row) for row in range(len(labels))], labels, "images"), places)
+    classes, ids = label_ids(table)
+    assert classes == tuple(sorted({label for label in labels if label is not None}))
+    assert ids.dtype == np.int64
+    assert [None if place < 0 else classes[place] for place in ids] == labels
 
 
 @pytest.mark.parametrize(
@@ -108,3 +275,26 @@ def test_rows_split_by_key_keep_their_side_in_another_store() -> None:
     assert sorted([*whole["train"], *whole["test"]]) == list(range(2000))
     half = split_rows(plan_samples(keys[1000:], [None] * 1000, "images"), np.arange(1000))
     assert (half["test"] + 1000).tolist() == [row for row in whole["test"] if row >= 1000]
+
+
+@given(st.lists(st.tuples(FOLDERS, TEXTS), min_size=1), st.lists(st.integers(0, 50), max_size=4), st.data())
+def test_rows_split_as_their_keys_one_by_one(
+    parts: list[tuple[str, str]], places: list[int], data: st.DataObject
+) -> None:
+    keys = [f"{folder}{row}{text}" for row, (folder, text) in enumerate(parts)]
+    rows = np.array(data.draw(st.lists(st.integers(0, len(keys) - 1))), np.int64)
+    found = split_rows(cut(plan_samples(keys, [None] * len(keys), "images"), places), rows)
+    if any(map(split_of, keys)):
+        in_test = [split_of(keys[row]) == "test" for row in rows]
+    else:
+        in_test = [xxhash.xxh3_64_intdigest(keys[row].encode()) < int(0.2 * 2**64) for row in rows]
+    assert found["test"].tolist() == [row for row, drawn in zip(rows, in_test, strict=True) if drawn]
+    assert found["train"].tolist() == [row for row, drawn in zip(rows, in_test, strict=True) if not drawn]
+
+
+def test_the_split_of_a_key_stays_for_ever() -> None:
+    keys = [f"{row}.jpg" for row in range(70_000)]
+    table = plan_samples(keys, [None] * len(keys), "images")
+    parts = split_rows(table, np.arange(len(keys)))
+    assert parts["test"][:6].tolist() == [0, 1, 6, 10, 11, 15]
+    assert split_rows(table, parts["test"][::-100])["test"].tolist() == parts["test"][::-100].tolist()
