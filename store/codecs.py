@@ -1,7 +1,8 @@
-"""How values become bytes: bfloat16 rounding, the arrays' metadata, and one inner chunk back again.
+"""How values become bytes: what a buffer holds, the arrays' metadata, and one inner chunk back again.
 
-Values go in as float32 and are kept as bfloat16 bit patterns (uint16) or float32; a chunk of an array's file
-comes out as float32 (chunk_rows, tokens, dim). zarr-python writes the files; reading needs no zarr at all.
+A value has three forms. *Held*, in a shard buffer: uint16 bit patterns for bfloat16, float16, float32, or
+int8 codes. *Stored*, in an array: float32 (also for bfloat16), float16 or int8. *Read*: float32. Chunks
+(chunk_rows, tokens, dim) of stored values become bytes here and come back; zarr itself is not needed.
 """
 
 from __future__ import annotations
@@ -16,33 +17,75 @@ from numcodecs import blosc
 
 from .errors import CorruptStoreError
 from .layout import TokenKind
-from .manifest import Manifest
+from .manifest import Compression, Manifest, StoredDtype
 
 __all__ = [
     "FILL_BITS",
+    "FILL_CODE",
+    "MAX_CODE",
     "array_metadata",
-    "buffer_dtype",
     "crc32c",
     "decode_chunk",
+    "encode_chunk",
+    "fill_of",
     "group_metadata",
+    "held_type",
     "non_finite",
     "round_to_bfloat16",
+    "round_to_float16",
+    "stored_type",
     "to_float32",
+    "to_stored",
 ]
 
+Array = npt.NDArray[Any]
 Float32 = npt.NDArray[np.float32]
 UInt16 = npt.NDArray[np.uint16]
+Half = npt.NDArray[np.float16]
 
 FILL_BITS: Final = 0x7FC0
 """NaN in bfloat16; followed by 16 zero bits it is Zarr's own NaN in float32."""
-_CAST_VALUES = 1 << 16
+FILL_CODE: Final = -128
+"""The int8 code that is no value."""
+MAX_CODE: Final = 127
+"""int8 codes of values are -127 to 127."""
+_CAST_VALUES: Final = 1 << 16
 """Values rounded at a time: 256 KiB of float32, so that the passes stay in a core's own cache."""
-_BLOSC_HEADER = 16
+_BLOSC_HEADER: Final = 16
+_SHUFFLES: Final = {"noshuffle": blosc.NOSHUFFLE, "bitshuffle": blosc.BITSHUFFLE}
+_HELD: Final[dict[StoredDtype, type[np.generic]]] = {
+    "bfloat16": np.uint16,
+    "float16": np.float16,
+    "float32": np.float32,
+    "int8": np.int8,
+}
+
+# Blosc's own threads put the blocks of a chunk in the order in which they finish: the same values would not
+# always be the same bytes. zarr-python sets the same for the whole process.
+blosc.use_threads = False
+
+
+def held_type(manifest: Manifest, kind: TokenKind) -> np.dtype[Any]:
+    """What a shard buffer holds a value of one kind in; bfloat16 as its bit pattern."""
+    return np.dtype(_HELD[manifest.stored_dtype(kind)])
 
 
 def buffer_dtype(manifest: Manifest) -> np.dtype[Any]:
     """What a shard buffer holds a value in: 16-bit patterns for bfloat16, float32 as it is."""
     return np.dtype(np.uint16 if manifest.dtype == "bfloat16" else np.float32)
+
+
+def stored_type(manifest: Manifest, kind: TokenKind) -> np.dtype[Any]:
+    """What a value of one kind is in an array; bfloat16 as float32."""
+    held = held_type(manifest, kind)
+    return np.dtype(np.float32) if held == np.uint16 else held
+
+
+def fill_of(dtype: np.dtype[Any]) -> Any:
+    """The fill value, held or stored, of a dtype."""
+    if dtype == np.uint16:
+        return np.uint16(FILL_BITS)
+    return np.int8(FILL_CODE) if dtype == np.int8 else dtype.type(np.nan)
 
 
 def round_to_bfloat16(values: Float32) -> UInt16:
@@ -63,18 +106,53 @@ def round_to_bfloat16(values: Float32) -> UInt16:
     return bits.reshape(values.shape)
 
 
-def to_float32(held: npt.NDArray[Any]) -> Float32:
-    """Values as a buffer holds them (bfloat16 bit patterns or float32), as a new float32 array."""
-    if held.dtype == np.float32:
-        return held.copy()
+def round_to_float16(values: Float32) -> Half:
+    """Float32 values rounded to float16, to nearest, ties to even.
+
+    Values beyond float16's range become infinite, which `StoreWriter.publish` refuses.
+    """
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
+
+
+def to_stored(held: Array) -> Array:
+    """Held values as they stand in an array: bit patterns become float32, anything else is itself."""
+    if held.dtype != np.uint16:
+        return held
     wide = held.astype(np.uint32)
     wide <<= 16
     return wide.view(np.float32)
 
 
-def non_finite(held: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Where held values are NaN or infinite."""
-    wrong = ~np.isfinite(held) if held.dtype == np.float32 else (held & 0x7F80) == 0x7F80
+def to_float32(held: Array, scale: Float32 | None = None, offset: Float32 | None = None) -> Float32:
+    """Held or stored values as new float32: exact, but for int8 codes, which are decoded.
+
+    Args:
+        held: (..., dim) uint16 bit patterns, float16, float32 or int8 codes.
+        scale: (dim,) steps of int8 codes; given for them alone.
+        offset: (dim,) values of code 0.
+
+    Code -128 becomes NaN. Product and sum are each rounded to float32, as every reader does it.
+    """
+    if held.dtype == np.int8:
+        assert scale is not None
+        assert offset is not None
+        values = held.astype(np.float32)
+        values *= scale
+        values += offset
+        values[held == FILL_CODE] = np.nan
+        return values
+    return held.astype(np.float32) if held.dtype != np.uint16 else to_stored(held)
+
+
+def non_finite(held: Array) -> npt.NDArray[np.bool_]:
+    """Where held values are NaN, infinite or no value at all (code -128)."""
+    if held.dtype == np.uint16:
+        wrong = (held & 0x7F80) == 0x7F80
+    elif held.dtype == np.int8:
+        wrong = held == FILL_CODE
+    else:
+        wrong = ~np.isfinite(held)
     return np.asarray(wrong, dtype=np.bool_)
 
 
@@ -83,14 +161,24 @@ def group_metadata(attributes: dict[str, Any]) -> dict[str, Any]:
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
+def _blosc_of(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """Blosc's parameters for a stored dtype, as `zarr.json` has them."""
+    cname, clevel, shuffle = ("zstd", 3, "noshuffle") if dtype == np.int8 else ("lz4", 5, "bitshuffle")
+    sizes = {"typesize": dtype.itemsize, "blocksize": 0}
+    return sizes | {"cname": cname, "clevel": clevel, "shuffle": shuffle}
+
+
 def array_metadata(manifest: Manifest, kind: TokenKind) -> dict[str, Any]:
     """The `zarr.json` that every layer's array of one kind has; nothing in it depends on the layer."""
     rows, tokens, dim = manifest.array_shape(kind)
+    dtype = stored_type(manifest, kind)
     little_endian = {"name": "bytes", "configuration": {"endian": "little"}}
-    lz4 = {"typesize": 4, "cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
+    codecs: list[dict[str, Any]] = [little_endian]
+    if manifest.compression == "blosc":
+        codecs.append({"name": "blosc", "configuration": _blosc_of(dtype)})
     sharding = {
         "chunk_shape": [manifest.chunk_rows, tokens, dim],
-        "codecs": [little_endian, {"name": "blosc", "configuration": lz4}, {"name": "crc32c"}],
+        "codecs": [*codecs, {"name": "crc32c"}],
         "index_codecs": [little_endian, {"name": "crc32c"}],
         "index_location": "end",
     }
@@ -99,10 +187,10 @@ def array_metadata(manifest: Manifest, kind: TokenKind) -> dict[str, Any]:
         "zarr_format": 3,
         "node_type": "array",
         "shape": [rows, tokens, dim],
-        "data_type": "float32",
+        "data_type": dtype.name,
         "chunk_grid": {"name": "regular", "configuration": grid},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": "NaN",
+        "fill_value": FILL_CODE if dtype == np.int8 else "NaN",
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
         "attributes": {},
         "dimension_names": ["row", "token", "channel"],
@@ -113,6 +201,11 @@ def array_metadata(manifest: Manifest, kind: TokenKind) -> dict[str, Any]:
 def crc32c(data: bytes) -> int:
     """Checksum of a chunk or an index, as Zarr's crc32c codec appends it."""
     return int(google_crc32c.value(data))
+
+
+def with_crc(data: bytes) -> bytes:
+    """`data` and its crc32c."""
+    return data + struct.pack("<I", crc32c(data))
 
 
 def checked(data: bytes, what: str) -> bytes:
@@ -126,13 +219,39 @@ def checked(data: bytes, what: str) -> bytes:
     return data[:-4]
 
 
-def decode_chunk(data: bytes, out: Float32, what: str) -> None:
-    """Decompress one inner chunk into `out` (chunk_rows, tokens, dim), which is contiguous.
+def encode_chunk(values: Array, compression: Compression) -> bytes:
+    """One inner chunk as it stands in a shard file, the very bytes that zarr-python would write.
+
+    Args:
+        values: (chunk_rows, tokens, dim) stored values (float32, float16 or int8), contiguous.
+        compression: the manifest's.
+    """
+    if compression == "none":
+        return with_crc(values.tobytes())
+    how = _blosc_of(values.dtype)
+    # Its typesize is the values' own.
+    packed = blosc.compress(values, how["cname"].encode(), how["clevel"], _SHUFFLES[how["shuffle"]], 0)
+    return with_crc(packed)
+
+
+def decode_chunk(data: bytes, out: Array, what: str, compression: Compression = "blosc") -> None:
+    """Decode one inner chunk.
+
+    Args:
+        data: the chunk as it stands in its file.
+        out: (chunk_rows, tokens, dim) of the stored type, contiguous; it is filled.
+        what: what to call the chunk in an error.
+        compression: the manifest's.
 
     Raises:
         CorruptStoreError: the checksum disagrees, or the chunk says that it holds another number of bytes.
     """
     payload = checked(data, what)
+    if compression == "none":
+        if len(payload) != out.nbytes:
+            raise CorruptStoreError(f"{what} must hold {out.nbytes} bytes of values; it holds {len(payload)}")
+        out.reshape(-1)[:] = np.frombuffer(payload, out.dtype)
+        return
     if len(payload) >= _BLOSC_HEADER:
         # The header is believed by blosc itself: its sizes are checked before anything is allocated from
         # them.

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs import Blosc
 
-from activault.store.codecs import crc32c, decode_chunk, non_finite, round_to_bfloat16, to_float32
+from activault.store.codecs import (
+    crc32c,
+    decode_chunk,
+    encode_chunk,
+    fill_of,
+    non_finite,
+    round_to_bfloat16,
+    round_to_float16,
+    to_float32,
+)
 from activault.store.errors import CorruptStoreError
 
 BITS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64)
@@ -58,6 +67,31 @@ def test_non_finite_finds_nan_and_infinities(dtype: type) -> None:
     assert non_finite(held).tolist() == [False, False, True, True, True, False]
 
 
+@given(BITS)
+def test_float16_rounding_equals_torchs_own_cast(bits: list[int]) -> None:
+    values = np.array(bits, np.uint32).view(np.float32)
+    ours, theirs = round_to_float16(values), torch.from_numpy(values).half().numpy()
+    is_nan = np.isnan(values)
+    assert np.array_equal(ours[~is_nan].view(np.uint16), theirs[~is_nan].view(np.uint16))
+    assert np.isnan(ours[is_nan]).all()
+
+
+def test_codes_are_decoded_with_two_roundings() -> None:
+    scale, offset = np.array([0.1, 3.7e-3], np.float32), np.array([1e3, -2.5], np.float32)
+    codes = np.array([[-127, 5], [127, -128]], np.int8)
+    expected = np.float32(codes.astype(np.float32) * scale) + offset
+    expected[1, 1] = np.nan
+    assert np.array_equal(to_float32(codes, scale, offset), expected, equal_nan=True)
+    assert non_finite(codes).tolist() == [[False, False], [False, True]]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.float16, np.float32, np.int8])
+def test_fill_is_no_value(dtype: type) -> None:
+    filled = np.full(2, fill_of(np.dtype(dtype)), dtype)
+    assert non_finite(filled).all()
+    assert np.isnan(to_float32(filled, np.float32([1, 1]), np.float32([0, 0]))).all()
+
+
 def chunk(payload: bytes) -> bytes:
     return payload + struct.pack("<I", crc32c(payload))
 
@@ -77,3 +111,9 @@ def test_decode_refuses_a_flipped_bit() -> None:
 def test_decode_refuses_another_size_before_it_allocates(payload: bytes) -> None:
     with pytest.raises(CorruptStoreError, match="must hold 96 bytes of values; its header says otherwise"):
         decode_chunk(chunk(payload), np.empty((2, 3, 4), np.float32), "chunk")
+
+
+@pytest.mark.parametrize("values", [np.zeros(23, np.float32), np.zeros(25, np.float32)])
+def test_decode_without_compression_refuses_another_size(values: np.ndarray) -> None:
+    with pytest.raises(CorruptStoreError, match=f"must hold 96 bytes of values; it holds {values.nbytes}"):
+        decode_chunk(encode_chunk(values, "none"), np.empty((2, 3, 4), np.float32), "chunk", "none")
