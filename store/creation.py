@@ -26,7 +26,7 @@ from .sealed import read_sealed, write_sealed
 from .storage import Folder
 from .writer import StoreWriter
 
-__all__ = ["create_store", "is_free"]
+__all__ = ["create_store", "first_difference", "is_free", "plan_store", "spoken"]
 
 TeacherFiles = Mapping[str, Path] | Callable[[Path], object]
 
@@ -56,15 +56,25 @@ def create_store(
             f"of the columns {samples.schema.names}"
         )
     try:
-        if is_free(path):
-            root = _plan(path, manifest, samples, teacher_files)
-        else:
-            _refuse_foreign(path)
-            root = read_root(Folder(path))
-            _refuse_difference(path, root, manifest, samples)
-        return StoreWriter(path, root, samples)
+        return StoreWriter(path, plan_store(path, manifest, samples, teacher_files), samples)
     except OSError as exc:
         raise disk_error(exc, path, samples.nbytes) from exc
+
+
+def plan_store(
+    path: Path,
+    manifest: Manifest,
+    samples: pa.Table,
+    teacher_files: TeacherFiles,
+    remedy: str = "choose another path, or ask for what is there",
+) -> Root:
+    """Plan the store at `path`, or find the same one there; raises as `create_store` does, and `OSError`."""
+    if is_free(path):
+        return _plan(path, manifest, samples, teacher_files)
+    _refuse_foreign(path)
+    root = read_root(Folder(path))
+    _refuse_difference(path, root, manifest, samples, remedy)
+    return root
 
 
 def is_free(path: Path) -> bool:
@@ -97,15 +107,27 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.Table) -> None:
-    there, asked = _flat(root.manifest.model_dump(mode="json")), _flat(manifest.model_dump(mode="json"))
-    remedy = "choose another path, or ask for what is there"
-    for field, value in asked.items():
-        if there.get(field) != value:
-            raise StoreMismatchError(
-                f"{path} was planned differently: {field} is {there.get(field)!r} there and {value!r} here; "
-                f"{remedy}"
-            )
+def first_difference(one: Manifest, other: Manifest) -> tuple[str, Any, Any] | None:
+    """The first field in which two manifests differ, as `teacher.dim`, and both values."""
+    ours, theirs = _flat(one.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
+    fields = (*theirs, *(field for field in ours if field not in theirs))
+    return next(((f, ours.get(f), theirs.get(f)) for f in fields if ours.get(f) != theirs.get(f)), None)
+
+
+def spoken(value: Any) -> str:
+    """A manifest's value for a message; the thousands of an int8 store's scales are cut short."""
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.Table, remedy: str) -> None:
+    difference = first_difference(root.manifest, manifest)
+    if difference is not None:
+        field, there, asked = difference
+        raise StoreMismatchError(
+            f"{path} was planned differently: {field} is {spoken(there)} there and {spoken(asked)} here; "
+            f"{remedy}"
+        )
     if root.samples == content_hash(samples):
         return
     planned, _, _ = read_sealed(

@@ -1,0 +1,185 @@
+"""One file of a store onto this machine: whole, with the right hash, or not at all.
+
+A file of a storage and what its record says in; the file under its final name out. Dropped connections go on
+where they broke off; a wrong hash begins again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import xxhash
+
+from .errors import CorruptStoreError, StoreError, UnreachableError
+from .files import stored_sha256, stored_xxh3
+from .storage import Folder, Storage
+
+__all__ = ["FileToFetch", "Retries", "Stopped", "fetch_file", "with_retries"]
+
+_RANGE_BYTES: Final = 8 << 20
+_WRONG_HASHES: Final = 2
+"""Arrivals with another hash that are forgiven: bytes do get lost on the way, but a damaged file stays so."""
+Result = TypeVar("Result")
+
+
+class Stopped(Exception):  # noqa: N818  (not an error: another thread has failed, or the user has had enough)
+    """The copy was called off while this file was under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retries:
+    """How often and how patiently a source is asked again."""
+
+    times: int = 6
+    """Failures in a row, without a byte in between, that are forgiven."""
+    first_s: float = 0.5
+    """Wait after the first, doubled each time; up to half as much again is added by chance."""
+    most_s: float = 30.0
+    """Longest wait of our own; what a server asks for is waited for, up to ten times this."""
+
+    def wait_s(self, failures: int, error: Exception) -> float:
+        """Seconds to wait after this many failures in a row."""
+        own = min(self.first_s * 2.0 ** (failures - 1), self.most_s) * random.uniform(1.0, 1.5)  # noqa: S311
+        asked = getattr(error, "retry_after", None) or 0.0
+        return max(own, min(float(asked), 10 * self.most_s))
+
+
+@dataclass(frozen=True)
+class FileToFetch:
+    """What is known of a file before it is fetched."""
+
+    storage: Storage
+    path: str
+    """Relative to the store, there and here."""
+    bytes: int
+    hash: str
+    algorithm: Literal["xxh3", "sha256"] = "xxh3"
+
+    def state(self) -> Any:
+        """A new state of its hash."""
+        return xxhash.xxh3_128() if self.algorithm == "xxh3" else hashlib.sha256()
+
+    def is_at(self, folder: Path) -> bool:
+        """Whether `folder` has the file already, with its size and hash."""
+        file = folder / self.path
+        if not file.is_file() or file.is_symlink() or file.stat().st_size != self.bytes:
+            return False
+        hash_of = stored_xxh3 if self.algorithm == "xxh3" else stored_sha256
+        return hash_of(Folder(folder), self.path) == self.hash
+
+
+def with_retries(action: Callable[[], Result], retries: Retries, stop: threading.Event) -> Result:
+    """The action's result; tried again while the place does not answer.
+
+    Raises:
+        Stopped: `stop` was set meanwhile.
+        UnreachableError: it failed `retries.times` times and once more.
+    """
+    failures = 0
+    while True:
+        try:
+            return action()
+        except UnreachableError as exc:
+            failures += 1
+            _wait(failures, retries.times, exc, retries, stop)
+
+
+def _wait(failures: int, most: int, error: StoreError, retries: Retries, stop: threading.Event) -> None:
+    """Wait before the next try; raise what went wrong if there is none."""
+    if failures > most:
+        raise error
+    if stop.wait(retries.wait_s(failures, error)):
+        raise Stopped from error
+
+
+def fetch_file(
+    file: FileToFetch,
+    folder: Path,
+    retries: Retries,
+    stop: threading.Event,
+    progress: Callable[[int], None],
+) -> None:
+    """Bring one file to disk below `folder` under its final name; kept if it is there already.
+
+    Args:
+        file: the file; not a byte more than its size is read.
+        folder: the copy.
+        retries: patience with the source.
+        stop: call the copy off.
+        progress: told how many bytes arrived; negative where some must be fetched again.
+
+    Raises:
+        CorruptStoreError: the file is missing there, has another size or arrives with another hash.
+        UnreachableError: the source does not answer, for all patience.
+        OSError: the disk is full, read-only or gone.
+    """
+    if file.is_at(folder):
+        progress(file.bytes)
+        return
+    target = folder / file.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for failures in itertools.count(1):
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            found = _receive(file, temporary, retries, stop, progress)
+            if found == file.hash:
+                temporary.replace(target)
+                return
+        finally:
+            temporary.unlink(missing_ok=True)
+        progress(-file.bytes)
+        error = CorruptStoreError(
+            f"{file.path} arrived from {file.storage.where} with another hash ({found}) than its record says "
+            f"({file.hash}), {failures} times; it is damaged there: copy from another source"
+        )
+        _wait(failures, _WRONG_HASHES, error, retries, stop)
+
+
+def _receive(
+    file: FileToFetch, temporary: Path, retries: Retries, stop: threading.Event, progress: Callable[[int], None]
+) -> str:
+    """Write the file to `temporary`; returns the hash of what arrived."""
+    state = file.state()
+    with temporary.open("wb") as out:
+        for block in _ranges(file, retries, stop):
+            out.write(block)
+            state.update(block)
+            progress(len(block))
+        out.flush()
+        os.fsync(out.fileno())
+    return str(state.hexdigest())
+
+
+def _ranges(file: FileToFetch, retries: Retries, stop: threading.Event) -> Iterator[bytes]:
+    """The file's bytes; after a lost connection from where it broke off."""
+    offset, failures = 0, 0
+    while offset < file.bytes:
+        try:
+            with file.storage.open(file.path) as opened:
+                if opened.size != file.bytes:
+                    raise CorruptStoreError(
+                        f"{file.path} of {file.storage.where} must have {file.bytes} bytes; it has "
+                        f"{opened.size}; copy from another source"
+                    )
+                while offset < file.bytes:
+                    if stop.is_set():
+                        raise Stopped
+                    block = opened.read(offset, min(_RANGE_BYTES, file.bytes - offset))
+                    offset, failures = offset + len(block), 0
+                    yield block
+        except FileNotFoundError as exc:
+            raise CorruptStoreError(
+                f"{file.path} is missing in {file.storage.where}; copy from another source"
+            ) from exc
+        except UnreachableError as exc:
+            failures += 1
+            _wait(failures, retries.times, exc, retries, stop)

@@ -1,0 +1,151 @@
+"""The record and the statistics file of a shard in a part or a merger of stores, from those of its sources.
+
+Nothing is computed anew: files and tensors are picked out of the sources', so that the parts of a store
+joined again give its very bytes. A part is a join of one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from .errors import CorruptStoreError, StoreMismatchError
+from .files import canonical_json, xxh3
+from .layout import layer_name
+from .manifest import Manifest
+from .records import (
+    ArrayFile,
+    ArrayKey,
+    FileRecord,
+    ShardRecord,
+    array_file,
+    arrays_of,
+    parse_record,
+    record_path,
+    statistics_path,
+)
+
+__all__ = ["RecordPiece", "join_record", "join_statistics", "largest_files", "picked_files"]
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class RecordPiece:
+    """What one source gives to a shard."""
+
+    where: str
+    """The source, for messages."""
+    record: ShardRecord
+    """As the source has it."""
+    arrays: Collection[ArrayKey]
+    """The arrays that are taken from it."""
+
+
+def picked_files(pieces: Iterable[RecordPiece], manifest: Manifest, shard: int) -> tuple[ArrayFile, ...]:
+    """The array files of a shard in the order of `manifest`, each from the piece that gives it."""
+    given = {file.path: file for piece in pieces for file in _files_of(piece, shard)}
+    return tuple(given[array_file(array.layer, array.kind, shard)] for array in arrays_of(manifest))
+
+
+def _files_of(piece: RecordPiece, shard: int) -> list[ArrayFile]:
+    paths = {array_file(array.layer, array.kind, shard) for array in piece.arrays}
+    return [file for file in piece.record.files if file.path in paths]
+
+
+def join_record(
+    pieces: Sequence[RecordPiece], manifest: Manifest, statistics: bytes
+) -> tuple[ShardRecord, bytes]:
+    """The shard's record under `manifest`, and the bytes of its file.
+
+    Raises:
+        StoreMismatchError: two sources disagree about the sizes or the outcomes of images.
+    """
+    first = pieces[0]
+    shard = first.record.shard
+    for other in pieces[1:]:
+        for field in ("sizes", "bad"):
+            one, two = getattr(first.record, field), getattr(other.record, field)
+            if one != two:
+                raise StoreMismatchError(
+                    f"{record_path(shard)}: {field} differ: {_differing(one, two)} in {first.where} and "
+                    f"{_differing(two, one)} in {other.where}; merge copies of one store"
+                )
+    body = first.record.model_dump(mode="json", exclude={"checksum"}) | {
+        "manifest": manifest.sha256(),
+        "files": [file.model_dump() for file in picked_files(pieces, manifest, shard)],
+        "statistics": FileRecord(
+            path=statistics_path(shard), bytes=len(statistics), hash=xxh3(statistics)
+        ).model_dump(),
+    }
+    text = canonical_json(body | {"checksum": xxh3(canonical_json(body))})
+    return parse_record(text, manifest, shard), text
+
+
+def _differing(entries: Sequence[Any], others: Sequence[Any]) -> str:
+    place = next((n for n, pair in enumerate(zip(entries, others, strict=False)) if pair[0] != pair[1]), None)
+    return repr(entries[place]) if place is not None else f"{len(entries)} entries"
+
+
+def join_statistics(pieces: Sequence[tuple[RecordPiece, bytes]], manifest: Manifest) -> bytes:
+    """A shard's statistics file: the tensors of every piece's arrays, in safetensors' own order.
+
+    Raises:
+        CorruptStoreError: a file lacks the statistics of an array, or has them in another shape.
+    """
+    joined: Tensors = {}
+    for piece, data in pieces:
+        joined |= _tensors(piece, data, manifest.dim)
+    assert {name.rpartition(".")[0] for name in joined} == set(map(_prefix, arrays_of(manifest)))
+    return save(joined)
+
+
+def _prefix(array: ArrayKey) -> str:
+    return f"{layer_name(array.layer)}.{array.kind}"
+
+
+def _tensors(piece: RecordPiece, data: bytes, dim: int) -> Tensors:
+    what = f"{statistics_path(piece.record.shard)} of {piece.where}"
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError) as exc:
+        raise CorruptStoreError(f"{what} is not in the format of safetensors ({exc})") from exc
+    wanted = set(map(_prefix, piece.arrays))
+    picked = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in wanted}
+    for prefix in wanted:
+        for part, shape in {"count": (1,), "mean": (dim,), "m2": (dim,), "absmax": (dim,)}.items():
+            tensor = picked.get(f"{prefix}.{part}")
+            if tensor is None or tensor.shape != shape:
+                raise CorruptStoreError(f"{what} must hold {prefix}.{part} of shape {shape}")
+    for name, tensor in picked.items():
+        if tensor.dtype not in (np.float64, np.int64):
+            raise CorruptStoreError(f"{what}: {name} must be float64 or int64; it is {tensor.dtype}")
+    return picked
+
+
+def largest_files(manifest: Manifest, record: ShardRecord) -> None:
+    """Refuse a record that states files larger than a shard of this store can be, before they are fetched.
+
+    Raises:
+        CorruptStoreError: names the file, its size and the bound.
+    """
+    for array, file in zip(arrays_of(manifest), record.files, strict=True):
+        _, tokens, dim = manifest.chunk_shape(array.kind)
+        # Blosc adds 16 bytes to what it cannot compress; the rest is checksum, index entry and room to spare.
+        chunk = manifest.chunk_rows * tokens * dim * 4 + 4096
+        _refuse_larger(file, manifest.chunks_per_shard * chunk)
+    _refuse_larger(record.statistics, 4096 + len(record.files) * (64 * manifest.dim + 4096))
+
+
+def _refuse_larger(file: FileRecord, most: int) -> None:
+    if file.bytes > most:
+        raise CorruptStoreError(
+            f"{file.path} can have at most {most} bytes in this store; its record says {file.bytes}; do not "
+            "use this store"
+        )

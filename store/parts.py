@@ -1,0 +1,167 @@
+"""Which part of a store is meant, and the manifest and sample table that the part has. Pure: no disk.
+
+A manifest, layers, token kinds and rows in; the manifest of a partial copy and its sample table out. Rows are
+taken in whole shards: a range is widened to them, never cut short.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from .errors import ConfigError
+from .layout import TokenKind, parse_kinds, parse_layers
+from .manifest import Manifest
+from .samples import ABSENT, SAMPLES_SCHEMA, with_records
+from .selection import check_layers
+
+__all__ = ["Part", "choose_part", "parse_rows", "part_manifest", "part_samples", "shard_ranges"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a store that was asked for."""
+
+    manifest: Manifest
+    """The part's own."""
+    asked_rows: range
+    """Rows as they were asked for."""
+    rows: range
+    """The same, widened to whole shards; of a source that is partial itself, not all of them are held."""
+
+
+def choose_part(
+    manifest: Manifest,
+    layers: str | Iterable[int] | None = None,
+    tokens: str | Iterable[str] | None = None,
+    rows: str | range | slice | None = None,
+) -> Part:
+    """The part of a store with some of its layers, kinds and rows; None is all that the store holds.
+
+    Args:
+        manifest: the whole's.
+        layers: `"7-12"`, or numbers.
+        tokens: `"cls,patches"`, or kinds.
+        rows: `"0:10000"`, or a range; widened to whole shards.
+
+    Raises:
+        ConfigError: a layer, a kind or a row is not in the store.
+    """
+    asked = parse_rows(rows, manifest.num_rows)
+    shards = _shards_of(manifest, asked, every=rows is None)
+    size = manifest.shard_rows
+    widened = range(asked.start // size * size, min(-(-asked.stop // size) * size, manifest.num_rows))
+    part = part_manifest(manifest, _layers(manifest, layers), _kinds(manifest, tokens), shards)
+    return Part(part, asked, widened)
+
+
+def parse_rows(rows: str | range | slice | None, num_rows: int) -> range:
+    """`"0:10000"`, `":500"`, `"500:"`, a range or a slice as consecutive rows out of `num_rows`.
+
+    Raises:
+        ConfigError: it is none of these, or not within the rows.
+    """
+    if rows is None:
+        return range(num_rows)
+    if isinstance(rows, str):
+        match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", rows)
+        if match is None:
+            raise ConfigError(f"rows are first:stop, such as 0:10000, :500 or 500:; got {rows!r}")
+        first, stop = int(match[1] or 0), int(match[2] or num_rows)
+    else:
+        first, stop = rows.start or 0, num_rows if rows.stop is None else rows.stop
+        if rows.step not in (None, 1):
+            raise ConfigError(f"rows of a copy are consecutive; got {rows}")
+    if not 0 <= first < stop <= num_rows:
+        raise ConfigError(f"rows rise within 0:{num_rows}; got {first}:{stop}")
+    return range(first, stop)
+
+
+def _shards_of(manifest: Manifest, rows: range, *, every: bool) -> Sequence[int]:
+    if every:
+        return manifest.held_shards
+    shards = range(rows.start // manifest.shard_rows, (rows.stop - 1) // manifest.shard_rows + 1)
+    for shard in shards:
+        if not manifest.holds(shard):
+            lost = manifest.shard_range(shard)
+            raise ConfigError(
+                f"rows {rows.start}:{rows.stop} are not all in this partial copy: it lacks {lost.start}:"
+                f"{lost.stop} (shard {shard}); ask for rows that it holds, or pull from the whole store"
+            )
+    return shards
+
+
+def _layers(manifest: Manifest, layers: str | Iterable[int] | None) -> tuple[int, ...]:
+    if layers is None:
+        return manifest.layers
+    if isinstance(layers, str):
+        return parse_layers(layers, manifest.layers)
+    return tuple(sorted(set(check_layers(layers, manifest.layers))))
+
+
+def _kinds(manifest: Manifest, tokens: str | Iterable[str] | None) -> tuple[TokenKind, ...]:
+    if tokens is None or tokens == "all":
+        return manifest.kinds
+    kinds = parse_kinds(tokens, manifest.layout)
+    missing = [kind for kind in kinds if kind not in manifest.kinds]
+    if missing:
+        raise ConfigError(f"token kinds here are {', '.join(manifest.kinds)}; got {', '.join(missing)}")
+    return kinds
+
+
+def part_manifest(
+    manifest: Manifest, layers: Sequence[int], kinds: Sequence[TokenKind], shards: Iterable[int]
+) -> Manifest:
+    """The manifest of a copy that has these layers, kinds and shards alone, all of them in `manifest`.
+
+    Scales of int8 stay with their layers, also where patches are left out: so the parts of a store can be
+    merged whatever they hold.
+    """
+    steps = manifest.quantisation
+    if steps is not None:
+        steps = tuple(step for layer, step in zip(manifest.layers, steps, strict=True) if layer in layers)
+    ranges = shard_ranges(shards)
+    return Manifest.model_validate(
+        manifest.model_dump()
+        | {
+            "layers": tuple(layers),
+            "kinds": tuple(kinds),
+            "quantisation": None if steps is None else [step.model_dump() for step in steps],
+            "shards": None if ranges == ((0, manifest.num_shards),) else ranges,
+        }
+    )
+
+
+def shard_ranges(shards: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending shards as `(first, stop)` ranges that do not touch."""
+    ranges: list[tuple[int, int]] = []
+    if isinstance(shards, range):
+        return ((shards.start, shards.stop),)
+    for shard in shards:
+        if ranges and ranges[-1][1] == shard:
+            ranges[-1] = (ranges[-1][0], shard + 1)
+        else:
+            ranges.append((shard, shard + 1))
+    return tuple(ranges)
+
+
+def part_samples(samples: pa.Table, manifest: Manifest) -> pa.Table:
+    """The planned table of a part: the whole's keys, labels and sources; `absent` where no shard is held."""
+    planned = with_records(samples, ())
+    if manifest.shards is None:
+        return planned
+    pending, place = planned["status"], SAMPLES_SCHEMA.get_field_index("status")
+    pieces, done = [], 0
+    for first, stop in manifest.shards:
+        start, end = manifest.shard_range(first).start, manifest.shard_range(stop - 1).stop
+        pieces += [_absent(start - done), *pending.slice(start, end - start).chunks]
+        done = end
+    pieces.append(_absent(manifest.num_rows - done))
+    return planned.set_column(place, SAMPLES_SCHEMA.field(place), pa.chunked_array(pieces, pa.string()))
+
+
+def _absent(count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(ABSENT, pa.string()), count)

@@ -1,0 +1,126 @@
+"""A store as the source of a copy: what it holds, read without trust and without holding it all in memory.
+
+A place in; root, planned samples, records one at a time out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+
+from .completion import SAMPLES
+from .errors import CorruptStoreError, NotAStoreError
+from .files import xxh3
+from .index import read_index
+from .joins import largest_files
+from .manifest import Manifest
+from .records import FileRecord, ShardRecord
+from .root import Root, read_root
+from .samples import SAMPLES_SCHEMA, content_hash
+from .sealed import read_sealed
+from .shards import UnfinishedShards
+from .storage import Folder, Storage
+
+__all__ = ["CopySource", "open_source", "read_checked"]
+
+_MAX_NAME_BYTES = 200
+"""Names of the teacher's files; file systems take 255, and a temporary name is longer."""
+
+
+class CopySource:
+    """An opened source; see `open_source`."""
+
+    def __init__(self, storage: Storage, root: Root) -> None:
+        self.storage = storage
+        self.root = root
+        self._index = read_index(storage, root.manifest)
+        self._shards = None if self._index is not None else UnfinishedShards(storage, root)
+        self.complete = self._index is not None
+        """Whether every shard that it is of is finished."""
+
+    @property
+    def where(self) -> str:
+        """The path or URL, for messages."""
+        return self.storage.where
+
+    @property
+    def manifest(self) -> Manifest:
+        """The source's."""
+        return self.root.manifest
+
+    @property
+    def finished(self) -> Sequence[int]:
+        """Finished shards, ascending."""
+        return self.manifest.held_shards if self._shards is None else self._shards.finished
+
+    def record(self, shard: int) -> ShardRecord:
+        """A finished shard's record; what it says of sizes is possible.
+
+        Raises:
+            CorruptStoreError: the record is altered, or states absurd sizes.
+        """
+        if self._index is not None:
+            record = self._index.record(shard)
+        else:
+            assert self._shards is not None
+            record = self._shards.record(shard)
+        largest_files(self.manifest, record)
+        return record
+
+    @cached_property
+    def samples(self) -> pa.Table:
+        """The sample table, its planned columns checked against the plan; outcomes are not to be believed.
+
+        Raises:
+            CorruptStoreError: it is missing, altered or of another store.
+        """
+        manifest = self.manifest
+        try:
+            table, *_ = read_sealed(
+                self.storage, SAMPLES, SAMPLES_SCHEMA, manifest.num_rows, manifest.max_table_bytes
+            )
+        except FileNotFoundError as exc:
+            raise CorruptStoreError(f"{self.where} has no {SAMPLES}; copy from another source") from exc
+        if content_hash(table) != self.root.samples:
+            raise CorruptStoreError(f"{SAMPLES} of {self.where} is of another store; copy from another source")
+        return table
+
+
+def open_source(place: Path | str | Storage) -> CopySource:
+    """Open the store at a path or URL to copy from it.
+
+    Raises:
+        NotAStoreError: it is not an activation store of format 1.
+        CorruptStoreError: its metadata are altered, or name files that no store has.
+        StorageError: it cannot be read.
+    """
+    storage = Folder(place) if isinstance(place, Path | str) else place
+    root = read_root(storage)
+    for name in root.teacher:
+        if not name.isprintable() or len(name.encode()) > _MAX_NAME_BYTES:
+            raise NotAStoreError(
+                f"teacher files have printable names of at most {_MAX_NAME_BYTES} bytes; {storage.where} has "
+                f"{name[:80]!r}; do not use this store"
+            )
+    return CopySource(storage, root)
+
+
+def read_checked(storage: Storage, file: FileRecord) -> bytes:
+    """A small file, whole, as its record says that it is.
+
+    Raises:
+        CorruptStoreError: it is missing, or not what was written.
+    """
+    try:
+        data = storage.read(file.path, file.bytes)
+    except FileNotFoundError as exc:
+        raise CorruptStoreError(f"{file.path} is missing in {storage.where}") from exc
+    if len(data) != file.bytes or xxh3(data) != file.hash:
+        raise CorruptStoreError(
+            f"{file.path} of {storage.where} is not what was written (its hash disagrees); copy from another "
+            "source"
+        )
+    return data
