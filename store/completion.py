@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from .card import write_card
 from .errors import CorruptStoreError
 from .files import stored_xxh3
 from .index import IndexSummary, read_index, write_index
@@ -79,7 +80,7 @@ def is_completed(storage: Storage, manifest: Manifest) -> bool:
 
 
 def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
-    """Replace samples.parquet, then write index.parquet; every shard must be finished.
+    """Replace samples.parquet, write CARD.md, then index.parquet; every shard must be finished.
 
     Raises:
         CorruptStoreError: a record or its statistics are missing or altered.
@@ -98,4 +99,6 @@ def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
     table = with_outcomes(samples, ((range(*record.rows), record.outcomes()) for record in records))
     samples_hash = write_sealed(path / SAMPLES, table)
     statistics = merged_statistics(storage, manifest, records)
-    write_index(path, summarise(root, records, samples_hash), texts, statistics)
+    summary = summarise(root, records, samples_hash)
+    write_card(path, manifest, summary, {})
+    write_index(path, summary, texts, statistics)
