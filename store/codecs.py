@@ -163,9 +163,12 @@ def group_metadata(attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _blosc_of(dtype: np.dtype[Any]) -> dict[str, Any]:
     """Blosc's parameters for a stored dtype, as `zarr.json` has them."""
-    cname, clevel, shuffle = ("zstd", 3, "noshuffle") if dtype == np.int8 else ("lz4", 5, "bitshuffle")
-    sizes = {"typesize": dtype.itemsize, "blocksize": 0}
-    return sizes | {"cname": cname, "clevel": clevel, "shuffle": shuffle}
+    if dtype == np.int8:
+        # Entropy coding alone: level 1 finds no matches, of which codes have none that pay.
+        how: dict[str, Any] = {"cname": "zstd", "clevel": 1, "shuffle": "noshuffle", "blocksize": 131072}
+    else:
+        how = {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
+    return how | {"typesize": dtype.itemsize}
 
 
 def array_metadata(manifest: Manifest, kind: TokenKind) -> dict[str, Any]:
@@ -230,7 +233,9 @@ def encode_chunk(values: Array, compression: Compression) -> bytes:
         return with_crc(values.tobytes())
     how = _blosc_of(values.dtype)
     # Its typesize is the values' own.
-    packed = blosc.compress(values, how["cname"].encode(), how["clevel"], _SHUFFLES[how["shuffle"]], 0)
+    packed = blosc.compress(
+        values, how["cname"].encode(), how["clevel"], _SHUFFLES[how["shuffle"]], how["blocksize"]
+    )
     return with_crc(packed)
 
 
