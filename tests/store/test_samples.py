@@ -24,6 +24,7 @@ from activault.store.samples import (
     with_records,
 )
 
+Said = tuple[object, ...]  # width, height, status and reason of one row
 TEXTS = st.text(st.sampled_from("ab/\u017fK\u00e9\n\U0001f408"), max_size=4)
 FOLDERS = st.sampled_from(["train/", "Val/", "te\u017ft/", "trainer/", "VALIDATION/", "x/test/", "", "é/"])
 
@@ -150,14 +151,18 @@ def test_outcomes_do_not_change_the_content_hash() -> None:
 
 
 @st.composite
-def recorded(draw: st.DrawFn) -> tuple[int, list[Record], list[tuple[object, ...]]]:
-    """Rows of a table, records of some of its shards, and (width, height, status, reason) of every row."""
+def recorded(draw: st.DrawFn) -> tuple[list[Record], list[range], list[Said]]:
+    """Records of some shards, rows of others that are absent, and what is to be said of every row."""
     num_rows, shard_rows = draw(st.integers(1, 40)), draw(st.integers(1, 12))
-    expected: list[tuple[object, ...]] = [(None, None, ABSENT, None)] * num_rows
-    records = []
+    expected: list[Said] = [(None, None, PENDING, None)] * num_rows
+    records, absent = [], []
     for start in range(0, num_rows, shard_rows):
         rows = range(start, min(start + shard_rows, num_rows))
-        if draw(st.booleans()):
+        state = draw(st.sampled_from(["recorded", PENDING, ABSENT]))
+        if state == ABSENT:
+            absent.append(rows)
+            expected[start : rows.stop] = [(None, None, ABSENT, None)] * len(rows)
+        if state != "recorded":
             continue
         sizes, bad, left = [], [], len(rows)
         size = st.none() | st.integers(0, 2**31 - 1)
@@ -173,15 +178,13 @@ def recorded(draw: st.DrawFn) -> tuple[int, list[Record], list[tuple[object, ...
                 bad.append((row, status, reason))
             expected[row] = (width, height, status, reason)
         records.append(Record((rows.start, rows.stop), sizes, bad))
-    return num_rows, draw(st.permutations(records)), expected
+    return draw(st.permutations(records)), absent, expected
 
 
 @given(recorded())
-def test_columns_say_what_records_say(
-    case: tuple[int, list[Record], list[tuple[object, ...]]],
-) -> None:
-    num_rows, records, expected = case
-    columns = outcome_columns(num_rows, records, ABSENT)
+def test_columns_say_what_records_say(case: tuple[list[Record], list[range], list[Said]]) -> None:
+    records, absent, expected = case
+    columns = outcome_columns(len(expected), records, absent)
     rows = zip(*(columns[name].to_pylist() for name in ("width", "height", "status", "reason")), strict=True)
     assert list(rows) == expected
 
@@ -191,19 +194,20 @@ def test_records_replace_what_the_table_said_of_outcomes() -> None:
     first = with_records(planned, [Record((0, 2), [(4, 3, 2)], [(1, "torn", "x")])])
     assert first.schema.equals(SAMPLES_SCHEMA)
     assert first["status"].to_pylist() == ["ok", "torn", PENDING]
-    again = with_records(first, [Record((2, 3), [(5, None, 1)])], ABSENT)
-    assert again["status"].to_pylist() == [ABSENT, ABSENT, "ok"]
+    again = with_records(first, [Record((2, 3), [(5, None, 1)])], [range(1)])
+    assert again["status"].to_pylist() == [ABSENT, PENDING, "ok"]
     assert again["width"].to_pylist() == [None, None, 5]
     assert again["reason"].null_count == 3
     assert content_hash(again) == content_hash(planned)
 
 
 def test_columns_of_many_rows() -> None:
-    count = 140_000
-    columns = outcome_columns(count, [Record((0, count), [(500, 375, count)], [(count - 1, "torn", "x")])])
-    assert columns["width"].to_pylist() == [500] * count
-    assert columns["status"].to_pylist() == ["ok"] * (count - 1) + ["torn"]
-    assert columns["reason"].to_pylist() == [None] * (count - 1) + ["x"]
+    columns = outcome_columns(
+        140_000, [Record((0, 140_000), [(500, 375, 140_000)], [(139_999, "torn", "x")])]
+    )
+    assert columns["width"].to_pylist() == [500] * 140_000
+    assert columns["status"].to_pylist() == ["ok"] * 139_999 + ["torn"]
+    assert columns["reason"].to_pylist() == [None] * 139_999 + ["x"]
 
 
 def test_a_size_beyond_the_column_is_no_other_size() -> None:
