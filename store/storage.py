@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import re
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypeVar
 
-from .errors import AccessDeniedError, CorruptStoreError, StorageError, UnreachableError
+from .errors import AccessDeniedError, ConfigError, CorruptStoreError, StorageError, UnreachableError
 
-__all__ = ["MAX_JSON_BYTES", "Folder", "OpenFile", "Storage", "storage_error"]
+__all__ = [
+    "MAX_JSON_BYTES",
+    "NUM_REQUESTS",
+    "Folder",
+    "OpenFile",
+    "Storage",
+    "gather",
+    "open_storage",
+    "storage_error",
+]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 MAX_JSON_BYTES: Final = 64 << 20
+NUM_REQUESTS: Final = 32
+"""Requests to a place that is no folder under way at once: they wait for answers, not for cores."""
 _BLOCK_BYTES: Final = 4 << 20
 _GONE: Final = {errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT}
 
@@ -77,8 +94,12 @@ class Storage(Protocol):
     def blocks(self, path: str) -> Iterator[bytes]:
         """One file from its start to its end, in blocks of a few MiB."""
 
-    def open(self, path: str) -> OpenFile:
-        """One file for reading ranges."""
+    def open(self, path: str, size: int | None = None) -> OpenFile:
+        """One file for reading ranges.
+
+        Raises:
+            CorruptStoreError: it has another size than `size`; also raised by the first read.
+        """
 
     def names(self, folder: str) -> list[str] | None:
         """Names of the files and folders in a folder, sorted; None where the place cannot list.
@@ -90,6 +111,59 @@ class Storage(Protocol):
 def too_large(path: str, size: int, max_bytes: int) -> CorruptStoreError:
     """What to say of a file that must not be read whole."""
     return CorruptStoreError(f"{path} holds at most {max_bytes} bytes; it has {size}; restore it from a copy")
+
+
+def another_size(path: str, size: int, found: int) -> CorruptStoreError:
+    """What to say of a file that is longer or shorter than it must be."""
+    return CorruptStoreError(f"{path} must have {size} bytes; it has {found}")
+
+
+def open_storage(where: Path | str) -> Storage:
+    """The place that a path or a URL names; nothing is read yet.
+
+    Args:
+        where: a path, `file://`, `http://`, `https://` or `s3://bucket/prefix`.
+
+    Raises:
+        ConfigError: a URL of another scheme, or one that names no place.
+    """
+    # At least two letters: a Windows drive is no scheme.
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", where) if isinstance(where, str) else None
+    if found is None:
+        return Folder(where)
+    scheme = found[1].lower()
+    if scheme == "file":
+        return Folder(_file_path(str(where)))
+    if scheme in {"http", "https", "s3"}:
+        # Imported here because a folder needs none of it.
+        from .remote import Remote
+
+        return Remote(str(where))
+    raise ConfigError(
+        f"a store is a path, or a URL that begins with file://, http://, https:// or s3://; got {where}"
+    )
+
+
+def _file_path(url: str) -> str:
+    host, slash, path = url.partition("://")[2].partition("/")
+    if host not in {"", "localhost"} or not slash:
+        raise ConfigError(f"a file:// URL is file:///PATH; got {url}")
+    return slash + urllib.parse.unquote(path)
+
+
+def gather(storage: Storage, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """`work` of every item, in order; many at once where the files are not on this machine.
+
+    Raises whatever `work` raises, for the first item of which it does.
+    """
+    items = list(items)
+    if storage.folder is not None or len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(NUM_REQUESTS, len(items)), "activault-gather") as pool:
+        try:
+            return [done.result() for done in [pool.submit(work, item) for item in items]]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def storage_error(exc: OSError, what: str) -> StorageError:
@@ -138,9 +212,13 @@ class Folder:
             for start in range(0, file.size, _BLOCK_BYTES):
                 yield file.read(start, min(_BLOCK_BYTES, file.size - start))
 
-    def open(self, path: str) -> OpenFile:
+    def open(self, path: str, size: int | None = None) -> OpenFile:
         """One file for reading ranges."""
-        return _LocalFile(self.folder / path, path)
+        file = _LocalFile(self.folder / path, path)
+        if size is not None and size != file.size:
+            file.close()
+            raise another_size(path, size, file.size)
+        return file
 
     def names(self, folder: str) -> list[str] | None:
         """Names in a folder."""
@@ -167,16 +245,22 @@ class _LocalFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset` on."""
-        try:
-            data = os.pread(self._handle, length, offset)
-            while len(data) < length:  # Linux reads at most 2 GiB at once, and a network disk may give less
-                more = os.pread(self._handle, length - len(data), offset + len(data))
-                if not more:
-                    raise CorruptStoreError(f"{self._path} ended {length - len(data)} bytes early")
-                data += more
-        except OSError as exc:
-            raise storage_error(exc, self._path) from exc
-        return data
+        parts: list[bytes] = []
+        done = 0
+        while done < length:  # Linux reads at most 2 GiB at once, and a network disk may give less
+            try:
+                part = os.pread(self._handle, length - done, offset + done)
+            except OSError as exc:
+                raise storage_error(exc, self._path) from exc
+            if not part:
+                raise CorruptStoreError(f"{self._path} ended {length - done} bytes early")
+            parts.append(part)
+            done += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """Give the handle back."""
+        os.close(self._handle)
 
     def __enter__(self) -> Self:
         return self
@@ -184,4 +268,4 @@ class _LocalFile:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._handle)
+        self.close()

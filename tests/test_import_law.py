@@ -27,6 +27,7 @@ PLACES = {
     "cyclopts": ("jobs/cli.py",),
     "matplotlib": ("analyze/figures.py",),
     "numcodecs": ("store/",),
+    "obstore": ("store/",),
     "onnx": ("extract/onnx_teacher.py",),
     "PIL": ("extract/",),
     "google_crc32c": ("store/",),

@@ -1,0 +1,72 @@
+"""What a failed request means, in words, by what has to be done about it.
+
+An exception of obstore in; a `FileNotFoundError` or one of our storage errors out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from .aws import has_credentials
+from .errors import AccessDeniedError, StorageError, UnreachableError
+
+__all__ = ["BeyondEndError", "ShortBodyError", "may_pass", "told"]
+
+_STATUS: Final = re.compile(r"Server returned non-2xx status code: (\d{3})")
+_PASSING: Final = frozenset({408, 425, 429})
+"""Refusals that mean: not now."""
+
+
+class ShortBodyError(Exception):
+    """A well-formed answer with fewer bytes than were asked for."""
+
+
+class BeyondEndError(Exception):
+    """The range starts where the file has no byte."""
+
+
+def may_pass(exc: Exception) -> bool:
+    """Whether to ask again: obstore has done so itself for all but bodies that ended early."""
+    return isinstance(exc, ShortBodyError) or "request or response body error" in str(exc)
+
+
+def told(exc: Exception, path: str, where: str) -> Exception:
+    """The failure of a request for `path` below the URL `where`."""
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    what = f"{where}/{path}".rstrip("/")
+    text = str(exc).partition("\n\nDebug source")[0]
+    reason = " ".join(text.split())[:400]
+    found = _STATUS.search(text)
+    status = int(found[1]) if found else 0
+    if "NoSuchBucket" in text:
+        return StorageError(f"{what}: there is no such bucket; check the URL and AWS_ENDPOINT_URL")
+    if isinstance(exc, FileNotFoundError) or status == 410:
+        return FileNotFoundError(path)
+    # AWS answers 400, not 403, where a session's token has run out.
+    expired = "ExpiredToken" in text or "InvalidToken" in text
+    if isinstance(exc, (PermissionDeniedError, UnauthenticatedError)) or expired:
+        return AccessDeniedError(f"{what} may not be read ({status or 'denied'}); {_access_remedy(where)}")
+    if status == 416:
+        return BeyondEndError(reason)
+    if "non-partial response" in text:
+        return StorageError(
+            f"{what}: this server ignores Range requests (it answered 200 where 206 was due); use one that "
+            "heeds them"
+        )
+    if 300 <= status < 500 and status not in _PASSING:
+        return StorageError(f"{what} cannot be read ({reason}); check the URL and, for S3, AWS_REGION")
+    return UnreachableError(f"{what} does not answer, or not to the end ({reason}); try again later")
+
+
+def _access_remedy(where: str) -> str:
+    if not where.startswith("s3:"):
+        return "no credentials are sent over http(s): the server has to give it to everybody"
+    hint = (
+        "check the credentials, and that they allow s3:GetObject there"
+        if has_credentials()
+        else "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+        "AWS_SKIP_SIGNATURE=false for the role of this machine"
+    )
+    return f"{hint}; without the right to list (s3:ListBucket) S3 answers the same for a missing file"
