@@ -26,6 +26,7 @@ from activault.store.samples import (
 
 Said = tuple[object, ...]  # width, height, status and reason of one row
 TEXTS = st.text(st.sampled_from("ab/\u017fK\u00e9\n\U0001f408"), max_size=4)
+SIZES = st.none() | st.integers(0, 2**31 - 1)
 FOLDERS = st.sampled_from(["train/", "Val/", "te\u017ft/", "trainer/", "VALIDATION/", "x/test/", "", "é/"])
 
 
@@ -96,11 +97,10 @@ def test_keys_that_only_share_a_hash_are_not_the_same() -> None:
 
 
 def test_a_long_table_has_its_constants_in_every_row() -> None:
-    count = 2 * 65_536 + 5
-    table = plan_samples([str(row) for row in range(count)], [None] * count, "images")
-    assert table["source"].to_pylist() == ["images"] * count
-    assert table["status"].to_pylist() == [PENDING] * count
-    assert table["width"].null_count == table["reason"].null_count == count
+    table = plan_samples([str(row) for row in range(140_000)], [None] * 140_000, "images")
+    assert table["source"].to_pylist() == ["images"] * 140_000
+    assert table["status"].to_pylist() == [PENDING] * 140_000
+    assert table["width"].null_count == table["reason"].null_count == 140_000
 
 
 @given(st.lists(st.tuples(TEXTS, st.none() | TEXTS), min_size=1), st.lists(st.integers(0, 50), max_size=4))
@@ -165,9 +165,8 @@ def recorded(draw: st.DrawFn) -> tuple[list[Record], list[range], list[Said]]:
         if state != "recorded":
             continue
         sizes, bad, left = [], [], len(rows)
-        size = st.none() | st.integers(0, 2**31 - 1)
         while left:
-            sizes.append((draw(size), draw(size), draw(st.integers(1, left))))
+            sizes.append((draw(SIZES), draw(SIZES), draw(st.integers(1, left))))
             left -= sizes[-1][2]
         expanded = [pair for *pair, times in sizes for _ in range(times)]
         for row, (width, height) in zip(rows, expanded, strict=True):
@@ -202,9 +201,8 @@ def test_records_replace_what_the_table_said_of_outcomes() -> None:
 
 
 def test_columns_of_many_rows() -> None:
-    columns = outcome_columns(
-        140_000, [Record((0, 140_000), [(500, 375, 140_000)], [(139_999, "torn", "x")])]
-    )
+    record = Record((0, 140_000), [(500, 375, 140_000)], [(139_999, "torn", "x")])
+    columns = outcome_columns(140_000, [record])
     assert columns["width"].to_pylist() == [500] * 140_000
     assert columns["status"].to_pylist() == ["ok"] * 139_999 + ["torn"]
     assert columns["reason"].to_pylist() == [None] * 139_999 + ["x"]
@@ -288,17 +286,15 @@ def test_rows_split_as_their_keys_one_by_one(
     keys = [f"{folder}{row}{text}" for row, (folder, text) in enumerate(parts)]
     rows = np.array(data.draw(st.lists(st.integers(0, len(keys) - 1))), np.int64)
     found = split_rows(cut(plan_samples(keys, [None] * len(keys), "images"), places), rows)
+    in_test = [xxhash.xxh3_64_intdigest(keys[row].encode()) < int(0.2 * 2**64) for row in rows]
     if any(map(split_of, keys)):
         in_test = [split_of(keys[row]) == "test" for row in rows]
-    else:
-        in_test = [xxhash.xxh3_64_intdigest(keys[row].encode()) < int(0.2 * 2**64) for row in rows]
     assert found["test"].tolist() == [row for row, drawn in zip(rows, in_test, strict=True) if drawn]
     assert found["train"].tolist() == [row for row, drawn in zip(rows, in_test, strict=True) if not drawn]
 
 
 def test_the_split_of_a_key_stays_for_ever() -> None:
-    keys = [f"{row}.jpg" for row in range(70_000)]
-    table = plan_samples(keys, [None] * len(keys), "images")
-    parts = split_rows(table, np.arange(len(keys)))
+    table = plan_samples([f"{row}.jpg" for row in range(70_000)], [None] * 70_000, "images")
+    parts = split_rows(table, np.arange(70_000))
     assert parts["test"][:6].tolist() == [0, 1, 6, 10, 11, 15]
     assert split_rows(table, parts["test"][::-100])["test"].tolist() == parts["test"][::-100].tolist()
