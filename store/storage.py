@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -236,12 +237,17 @@ class _LocalFile:
     def __init__(self, file: Path, path: str) -> None:
         self._path = path
         try:
-            self._handle = os.open(file, os.O_RDONLY)
+            self._handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise FileNotFoundError(path) from exc
         except OSError as exc:
             raise storage_error(exc, path) from exc
-        self.size = os.fstat(self._handle).st_size
+        found = os.fstat(self._handle)
+        # Links are followed: parts of a store may lie on another disk. Pipes and devices are no store's.
+        if not stat.S_ISREG(found.st_mode):
+            self.close()
+            raise CorruptStoreError(f"{path} must be a plain file; it is a pipe, a device or a folder")
+        self.size = found.st_size
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset` on."""
