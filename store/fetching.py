@@ -37,20 +37,18 @@ class Stopped(Exception):  # noqa: N818  (not an error: another thread has faile
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How often and how patiently a source is asked again."""
+    """Patience with a source beyond that of its storage, which tries each request for two minutes."""
 
-    times: int = 6
+    times: int = 3
     """Failures in a row, without a byte in between, that are forgiven."""
-    first_s: float = 0.5
+    first_s: float = 1.0
     """Wait after the first, doubled each time; up to half as much again is added by chance."""
     most_s: float = 30.0
-    """Longest wait of our own; what a server asks for is waited for, up to ten times this."""
+    """Longest wait."""
 
-    def wait_s(self, failures: int, error: Exception) -> float:
+    def wait_s(self, failures: int) -> float:
         """Seconds to wait after this many failures in a row."""
-        own = min(self.first_s * 2.0 ** (failures - 1), self.most_s) * random.uniform(1.0, 1.5)  # noqa: S311
-        asked = getattr(error, "retry_after", None) or 0.0
-        return max(own, min(float(asked), 10 * self.most_s))
+        return min(self.first_s * 2.0 ** (failures - 1), self.most_s) * random.uniform(1.0, 1.5)  # noqa: S311
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def _wait(failures: int, most: int, error: StoreError, retries: Retries, stop: t
     """Wait before the next try; raise what went wrong if there is none."""
     if failures > most:
         raise error
-    if stop.wait(retries.wait_s(failures, error)):
+    if stop.wait(retries.wait_s(failures)):
         raise Stopped from error
 
 
@@ -164,12 +162,7 @@ def _ranges(file: FileToFetch, retries: Retries, stop: threading.Event) -> Itera
     offset, failures = 0, 0
     while offset < file.bytes:
         try:
-            with file.storage.open(file.path) as opened:
-                if opened.size != file.bytes:
-                    raise CorruptStoreError(
-                        f"{file.path} of {file.storage.where} must have {file.bytes} bytes; it has "
-                        f"{opened.size}; copy from another source"
-                    )
+            with file.storage.open(file.path, file.bytes) as opened:
                 while offset < file.bytes:
                     if stop.is_set():
                         raise Stopped

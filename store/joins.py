@@ -31,7 +31,7 @@ from .records import (
     statistics_path,
 )
 
-__all__ = ["RecordPiece", "join_record", "join_statistics", "largest_files", "picked_files"]
+__all__ = ["RecordPiece", "join_record", "join_statistics", "picked", "picked_files", "refuse_absurd_sizes"]
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -50,12 +50,13 @@ class RecordPiece:
 
 def picked_files(pieces: Iterable[RecordPiece], manifest: Manifest, shard: int) -> tuple[ArrayFile, ...]:
     """The array files of a shard in the order of `manifest`, each from the piece that gives it."""
-    given = {file.path: file for piece in pieces for file in _files_of(piece, shard)}
+    given = {file.path: file for piece in pieces for file in picked(piece)}
     return tuple(given[array_file(array.layer, array.kind, shard)] for array in arrays_of(manifest))
 
 
-def _files_of(piece: RecordPiece, shard: int) -> list[ArrayFile]:
-    paths = {array_file(array.layer, array.kind, shard) for array in piece.arrays}
+def picked(piece: RecordPiece) -> list[ArrayFile]:
+    """The array files that a piece gives."""
+    paths = {array_file(array.layer, array.kind, piece.record.shard) for array in piece.arrays}
     return [file for file in piece.record.files if file.path in paths]
 
 
@@ -129,7 +130,7 @@ def _tensors(piece: RecordPiece, data: bytes, dim: int) -> Tensors:
     return picked
 
 
-def largest_files(manifest: Manifest, record: ShardRecord) -> None:
+def refuse_absurd_sizes(manifest: Manifest, record: ShardRecord) -> None:
     """Refuse a record that states files larger than a shard of this store can be, before they are fetched.
 
     Raises:

@@ -15,14 +15,14 @@ from .completion import SAMPLES
 from .errors import CorruptStoreError, NotAStoreError
 from .files import xxh3
 from .index import read_index
-from .joins import largest_files
+from .joins import refuse_absurd_sizes
 from .manifest import Manifest
 from .records import FileRecord, ShardRecord
 from .root import Root, read_root
 from .samples import SAMPLES_SCHEMA, content_hash
 from .sealed import read_sealed
 from .shards import UnfinishedShards
-from .storage import Folder, Storage
+from .storage import Storage, open_storage
 
 __all__ = ["CopySource", "open_source", "read_checked"]
 
@@ -67,7 +67,7 @@ class CopySource:
         else:
             assert self._shards is not None
             record = self._shards.record(shard)
-        largest_files(self.manifest, record)
+        refuse_absurd_sizes(self.manifest, record)
         return record
 
     @cached_property
@@ -97,7 +97,7 @@ def open_source(place: Path | str | Storage) -> CopySource:
         CorruptStoreError: its metadata are altered, or name files that no store has.
         StorageError: it cannot be read.
     """
-    storage = Folder(place) if isinstance(place, Path | str) else place
+    storage = open_storage(place) if isinstance(place, Path | str) else place
     root = read_root(storage)
     for name in root.teacher:
         if not name.isprintable() or len(name.encode()) > _MAX_NAME_BYTES:

@@ -1,0 +1,170 @@
+"""Making a store out of shards of others: planned as any store, filled shard by shard, completed at the end.
+
+A `CopyPlan` in, a store in a folder out. What is not finished is an unfinished store of its own at every
+moment, so that a copy that was killed goes on, verifies, and is never mistaken for the whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+
+from .claims import CopyLock
+from .completion import is_completed, write_completion
+from .copy_plan import REMEDY, CopyPlan, kept_shards
+from .copy_shard import ShardCopy
+from .creation import is_free, plan_store
+from .errors import CorruptStoreError, StoreError, StoreMismatchError
+from .fetching import FileToFetch, Retries, fetch_file, with_retries
+from .files import disk_error
+from .index import INDEX
+from .storage import Folder
+
+__all__ = ["Progress", "copy_store"]
+
+Progress = Callable[[int, int], None]
+
+
+def copy_store(
+    plan: CopyPlan,
+    path: Path,
+    *,
+    num_threads: int = 8,
+    retries: Retries | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Carry out a plan; run it again and it goes on where it stopped.
+
+    Args:
+        plan: what to make.
+        path: where there is nothing, an empty folder, or what an earlier run of the same plan left.
+        num_threads: files under way at once; each takes about 16 MiB of memory.
+        retries: patience with the sources.
+        progress: told `(bytes done, bytes in all)`, from any thread, one at a time.
+
+    Raises:
+        StoreMismatchError: another store is there; the first difference is named.
+        NotAStoreError: something else is there.
+        CorruptStoreError: a file is damaged in the source; it is never left in the copy.
+        UnreachableError: a source does not answer.
+        StoreError: the disk has no room, is read-only or gone; finished shards are kept.
+    """
+    copy = _Copy(plan, path, retries or Retries(), progress)
+    try:
+        copy.run(num_threads)
+    except OSError as exc:
+        raise disk_error(exc, path, copy.left_bytes) from exc
+
+
+class _Copy:
+    """One copy under way."""
+
+    def __init__(self, plan: CopyPlan, path: Path, retries: Retries, progress: Progress | None) -> None:
+        self.plan = plan
+        self.path = path
+        self.retries = retries
+        self.stop = threading.Event()
+        self._progress = progress
+        self._done = 0
+        self._lock = threading.Lock()
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that are still to be written."""
+        return max(0, self.plan.num_bytes - self._done)
+
+    def arrived(self, size: int) -> None:
+        """Count bytes, from any thread."""
+        with self._lock:
+            self._done += size
+            if self._progress is not None:
+                self._progress(self._done, self.plan.num_bytes)
+
+    def run(self, num_threads: int) -> None:
+        """All of it."""
+        plan = self.plan
+        samples = with_retries(plan.samples, self.retries, self.stop)
+        free = is_free(self.path)
+        if not free:
+            self._plan(samples)
+        kept = {} if free else kept_shards(plan, self.path)
+        self.arrived(sum(kept.values()))
+        _refuse_small_disk(self.path, self.left_bytes)
+        if free:
+            self._plan(samples)
+        else:
+            self._fetch_teacher(self.path / "teacher")  # those that are there are looked at
+        with closing(CopyLock(self.path)):
+            todo = [shard for shard in plan.shards if shard not in kept]
+            if todo:
+                self._copy_shards(todo, num_threads)
+            if plan.complete and not self._is_completed():
+                write_completion(self.path, plan.root, samples)
+
+    def _plan(self, samples: pa.Table) -> None:
+        root = plan_store(self.path, self.plan.manifest, samples, self._fetch_teacher, REMEDY)
+        if root != self.plan.root:
+            raise StoreMismatchError(f"{self.path} was planned with other files of the teacher; {REMEDY}")
+
+    def _is_completed(self) -> bool:
+        try:
+            return is_completed(Folder(self.path), self.plan.manifest)
+        except CorruptStoreError:  # all that it tells stands in the records
+            (self.path / INDEX).unlink()
+            return False
+
+    def _fetch_teacher(self, folder: Path) -> None:
+        assert folder == self.path / "teacher"
+        storage = self.plan.teacher.storage
+        for name, file in self.plan.root.teacher.items():
+            self.fetch(FileToFetch(storage, name, file.bytes, file.sha256, "sha256"))
+
+    def fetch(self, file: FileToFetch) -> None:
+        """One file, from any thread."""
+        fetch_file(file, self.path, self.retries, self.stop, self.arrived)
+
+    def _copy_shards(self, shards: Iterable[int], num_threads: int) -> None:
+        under_way: deque[ShardCopy] = deque()
+        with ThreadPoolExecutor(num_threads, "activault-copy") as pool:
+            try:
+                for shard in shards:
+                    pieces = self.plan.shards[shard]
+                    under_way.append(
+                        ShardCopy(self.path, self.plan.manifest, shard, pieces, self.fetch, pool)
+                    )
+                    # So many files wait that every thread goes on while a shard is finished.
+                    while sum(each.num_files for each in under_way) > 2 * num_threads + under_way[0].num_files:
+                        self._finish(under_way)
+                while under_way:
+                    self._finish(under_way)
+            except BaseException:
+                self.stop.set()
+                raise
+            finally:
+                pool.shutdown(cancel_futures=True)
+                for each in under_way:
+                    each.close()
+
+
+    def _finish(self, under_way: deque[ShardCopy]) -> None:
+        self.arrived(under_way[0].finish())
+        under_way.popleft()
+
+
+def _refuse_small_disk(path: Path, needed: int) -> None:
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise StoreError(
+            f"{path} needs {needed / 1e6:,.1f} MB more; {free / 1e6:,.1f} MB are free there; free the rest, copy "
+            "fewer layers, tokens or rows, or choose another disk"
+        )
