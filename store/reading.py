@@ -6,16 +6,19 @@ loader's pool, which then holds twice the rows.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from .chunk_index import MAX_REQUEST_BYTES, IndexCache
 from .cores import num_cores
 from .errors import CorruptStoreError, StorageError
 from .layout import TokenKind
@@ -23,12 +26,14 @@ from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, arrays_of, extract_again
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
-from .storage import Storage
+from .storage import NUM_REQUESTS, Storage
 
-__all__ = ["ChunkSource", "read_jobs", "read_rows"]
+__all__ = ["ChunkSource", "num_readers", "read_jobs", "read_rows"]
 
 Int64 = npt.NDArray[np.int64]
 _MAX_THREADS: Final = 16
+_REMOTE_BYTES: Final = 512 << 20
+"""What the threads of one read from afar may hold together."""
 _scratch = threading.local()
 
 
@@ -43,38 +48,51 @@ class ChunkSource:
     is_ok: npt.NDArray[np.bool_]
     """(num_rows,) whether a row is finished and ok."""
 
+    indices: IndexCache = field(default_factory=IndexCache)
+    """Indices of the shard files that were read."""
+
     def read(self, part: ChunkRows, array: ArrayKey, out: npt.NDArray[Any]) -> None:
-        """Decode one chunk of one array; its wanted rows go to `out[part.places]`.
+        """Decode one chunk of one array; see `read_parts`."""
+        self.read_parts([part], array, out)
+
+    def read_parts(self, parts: Sequence[ChunkRows], array: ArrayKey, out: npt.NDArray[Any]) -> None:
+        """Decode some chunks of one shard of one array; their wanted rows go to `out[part.places]`.
 
         Args:
-            part: the chunk and the rows.
+            parts: the chunks and the rows.
             array: which array.
             out: (rows, tokens of the kind, dim), float32 or uint16 for bfloat16 bit patterns.
 
         Raises:
-            CorruptStoreError: the file or the chunk is missing or altered, or an ok row reads as fill; the
+            CorruptStoreError: the file or a chunk is missing or altered, or an ok row reads as fill; the
                 message names rows, shard, file and remedy.
+            StorageError: the file cannot be read.
         """
         manifest = self.manifest
-        shard, chunk = divmod(part.chunk, manifest.chunks_per_shard)
-        place = list(arrays_of(manifest)).index(array)
+        shard = parts[0].chunk // manifest.chunks_per_shard
+        by_chunk = {part.chunk - shard * manifest.chunks_per_shard: part for part in parts}
+        file_record = self.record(shard).files[list(arrays_of(manifest)).index(array)]
         values = _scratch_array(manifest.chunk_shape(array.kind))
-        record = self.record(shard)
+        spoken = self._spoken(parts)
         try:
-            with ShardFile(self.storage, manifest, record.files[place], array.kind) as file:
-                file.read_chunk(chunk, values)
+            with ShardFile(self.storage, manifest, file_record, array.kind, self.indices) as file:
+                for chunk, data in file.encoded(by_chunk):
+                    part = by_chunk[chunk]
+                    spoken = self._spoken([part])
+                    file.decode(chunk, data, values)
+                    self._refuse_fill(part, array, values)
+                    held = values if out.dtype == np.float32 else values.view(np.uint16)[..., 1::2]
+                    out[_as_slice(part.places)] = held[_as_slice(part.local)]
+                    spoken = self._spoken(parts)
         except CorruptStoreError as exc:
-            raise CorruptStoreError(f"{self._spoken(part)}: {exc}; {extract_again(shard)}") from exc
+            raise CorruptStoreError(f"{spoken}: {exc}; {extract_again(shard)}") from exc
         except StorageError as exc:
-            raise type(exc)(f"{self._spoken(part)}: {exc}") from exc
-        self._refuse_fill(part, array, values)
-        held = values if out.dtype == np.float32 else values.view(np.uint16)[..., 1::2]
-        out[_as_slice(part.places)] = held[_as_slice(part.local)]
+            raise type(exc)(f"{spoken}: {exc}") from exc
 
-    def _spoken(self, part: ChunkRows) -> str:
+    def _spoken(self, parts: Sequence[ChunkRows]) -> str:
         manifest = self.manifest
-        first = part.chunk * manifest.chunk_rows
-        last = min(first + manifest.chunk_rows, manifest.num_rows) - 1
+        first = parts[0].chunk * manifest.chunk_rows
+        last = min((parts[-1].chunk + 1) * manifest.chunk_rows, manifest.num_rows) - 1
         return f"rows {first} to {last} (shard {first // manifest.shard_rows})"
 
     def _refuse_fill(self, part: ChunkRows, array: ArrayKey, values: npt.NDArray[np.float32]) -> None:
@@ -84,7 +102,7 @@ class ChunkSource:
         if is_fill.any():
             raise CorruptStoreError(
                 f"row {rows[is_fill][0]} is ok by its record, but reads as fill in layer {array.layer}, "
-                f"{array.kind}; {extract_again(rows[is_fill][0] // self.manifest.shard_rows)}"
+                f"{array.kind}"
             )
 
 
@@ -111,7 +129,9 @@ def read_jobs(
     kinds: Sequence[TokenKind],
     out: npt.NDArray[Any],
 ) -> list[Callable[[], None]]:
-    """Jobs that together fill `out`; each decompresses one inner chunk, none writes where another does.
+    """Jobs that together fill `out`; no inner chunk is decompressed twice, none writes where another does.
+
+    On this machine a job is one inner chunk. Elsewhere it is as many of one shard as a request may bring.
 
     Args:
         source: the store.
@@ -120,15 +140,51 @@ def read_jobs(
         kinds: which kinds, in the layout's order.
         out: (rows, layers, tokens, dim), float32 or uint16 for bfloat16 bit patterns.
     """
-    jobs: list[Callable[[], None]] = []
-    for part in by_chunk(rows, source.manifest.chunk_rows):
-        for place, layer in enumerate(layers):
-            start = 0
-            for kind in kinds:
-                stop = start + source.manifest.layout.count(kind)
-                jobs.append(partial(source.read, part, ArrayKey(layer, kind), out[:, place, start:stop]))
-                start = stop
-    return jobs
+    parts = list(by_chunk(rows, source.manifest.chunk_rows))
+    jobs: list[tuple[int, Callable[[], None]]] = []
+    start = 0
+    for kind in kinds:
+        stop = start + source.manifest.layout.count(kind)
+        for first, group in _groups(source, parts, kind):
+            for place, layer in enumerate(layers):
+                array, into = ArrayKey(layer, kind), out[:, place, start:stop]
+                if len(group) == 1:
+                    jobs.append((first, partial(source.read, group[0], array, into)))
+                else:
+                    jobs.append((first, partial(source.read_parts, group, array, into)))
+        start = stop
+    # All that the first rows wait for comes first.
+    return [job for _, job in sorted(jobs, key=itemgetter(0))]
+
+
+def _groups(
+    source: ChunkSource, parts: Sequence[ChunkRows], kind: TokenKind
+) -> Iterator[tuple[int, Sequence[ChunkRows]]]:
+    """`(place of its first in parts, chunks that one job reads)`."""
+    manifest = source.manifest
+    chunk_bytes = 4 * math.prod(manifest.chunk_shape(kind))
+    # Compressed to a half or less. A job of several chunks is for saving round trips alone: cores want many.
+    most = 1 if source.storage.folder is not None else max(1, 2 * MAX_REQUEST_BYTES // chunk_bytes)
+    first = 0
+    for place in range(1, len(parts) + 1):
+        shard = parts[first].chunk // manifest.chunks_per_shard
+        if (
+            place == len(parts)
+            or place - first == most
+            or parts[place].chunk // manifest.chunks_per_shard != shard
+        ):
+            yield first, parts[first:place]
+            first = place
+
+
+def num_readers(source: ChunkSource, kinds: Sequence[TokenKind]) -> int:
+    """Threads that are worth reading with: the cores; far more where threads wait for answers."""
+    if source.storage.folder is not None:
+        return min(_MAX_THREADS, num_cores())
+    largest = max(4 * math.prod(source.manifest.chunk_shape(kind)) for kind in kinds)
+    # A thread holds one decoded chunk and one answer.
+    room = _REMOTE_BYTES // (largest + max(MAX_REQUEST_BYTES, largest // 2))
+    return min(NUM_REQUESTS, max(num_cores(), room))
 
 
 def read_rows(
@@ -152,7 +208,7 @@ def read_rows(
     num_tokens = sum(manifest.layout.count(kind) for kind in kinds)
     out = np.empty((len(rows), len(layers), num_tokens, manifest.dim), np.float32)
     jobs = read_jobs(source, rows, layers, kinds, out)
-    num_threads = min(_MAX_THREADS, num_cores(), len(jobs))
+    num_threads = min(num_readers(source, kinds), len(jobs))
     if num_threads < 2:
         for job in jobs:
             job()

@@ -6,7 +6,9 @@ come back one at a time, each checked.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -14,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import checked, decode_chunk
+from .chunk_index import IndexCache, join_spans, read_chunk_index
+from .codecs import decode_chunk
 from .errors import CorruptStoreError
 from .files import stored_xxh3, sync_file, xxh3
 from .layout import TokenKind
@@ -27,8 +30,6 @@ __all__ = ["ShardFile", "write_shard_file"]
 Float32 = npt.NDArray[np.float32]
 _CHUNKS_AT_ONCE: Final = 2
 _opening = threading.Lock()
-_ABSENT: Final = 2**64 - 1
-"""An index entry of a chunk that was never written."""
 
 
 def write_shard_file(
@@ -71,21 +72,35 @@ class ShardFile:
         StorageError: it cannot be read.
     """
 
-    def __init__(self, storage: Storage, manifest: Manifest, record: ArrayFile, kind: TokenKind) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        manifest: Manifest,
+        record: ArrayFile,
+        kind: TokenKind,
+        indices: IndexCache,
+    ) -> None:
         self._shape = manifest.chunk_shape(kind)
         self._what = record.path
-        self._size = record.bytes
+        with self._missing_told():
+            self._file = storage.open(record.path, record.bytes)
         try:
-            self._file = storage.open(record.path)
-        except FileNotFoundError as exc:
-            raise CorruptStoreError(
-                f"{record.path} is missing; its shard's record says that it is there"
-            ) from exc
-        try:
-            self._index = self._read_index(manifest.chunks_per_shard)
+            with self._missing_told():  # a file that is far away is missing only when it is read
+                self._index = indices.get(
+                    record, lambda: read_chunk_index(self._file, record, manifest.chunks_per_shard)
+                )
         except BaseException:
             self._file.__exit__(None, None, None)
             raise
+
+    @contextlib.contextmanager
+    def _missing_told(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise CorruptStoreError(
+                f"{self._what} is missing; its shard's record says that it is there"
+            ) from exc
 
     def __enter__(self) -> ShardFile:
         return self
@@ -95,32 +110,26 @@ class ShardFile:
     ) -> None:
         self._file.__exit__(kind, value, trace)
 
-    def _read_index(self, num_chunks: int) -> npt.NDArray[np.uint64]:
-        size = self._file.size
-        if size != self._size:
-            raise CorruptStoreError(f"{self._what} must have {self._size} bytes; it has {size}")
-        length = 16 * num_chunks + 4
-        if length > size:
-            raise CorruptStoreError(
-                f"{self._what} must hold an index of {num_chunks} chunks; it is too short"
-            )
-        data = checked(self._file.read(size - length, length), f"{self._what}: index")
-        return np.frombuffer(data, "<u8").reshape(num_chunks, 2)
+    def encoded(self, chunks: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """`(chunk, its bytes)` of inner chunks in the order of the file; close ones come by one request.
 
-    def read_chunk(self, chunk: int, out: Float32) -> None:
+        Raises:
+            CorruptStoreError: a chunk is missing or does not lie in the file.
+            StorageError: the file cannot be read.
+        """
+        for span in join_spans(self._index, chunks):
+            with self._missing_told():
+                data = self._file.read(span.start, span.stop - span.start)
+            for chunk, offset, length in span.chunks:
+                start = offset - span.start
+                yield chunk, data[start : start + length]
+
+    def decode(self, chunk: int, data: bytes, out: Float32) -> None:
         """Decode inner chunk `chunk` of the shard into `out` (chunk_rows, tokens, dim).
 
         Raises:
-            CorruptStoreError: the chunk is missing, altered or does not lie in the file.
+            CorruptStoreError: it is altered.
         """
         assert out.shape == self._shape
         assert out.flags.c_contiguous
-        offset, length = (int(value) for value in self._index[chunk])
-        what = f"{self._what}: chunk {chunk}"
-        if offset == length == _ABSENT:
-            raise CorruptStoreError(f"{what} is missing")
-        if offset + length > self._size:
-            raise CorruptStoreError(
-                f"{what} must lie within {self._size} bytes; the index says {offset}+{length}"
-            )
-        decode_chunk(self._file.read(offset, length), out, what)
+        decode_chunk(data, out, f"{self._what}: chunk {chunk}")
