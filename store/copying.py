@@ -140,7 +140,9 @@ class _Copy:
                         ShardCopy(self.path, self.plan.manifest, shard, pieces, self.fetch, pool)
                     )
                     # So many files wait that every thread goes on while a shard is finished.
-                    while sum(each.num_files for each in under_way) > 2 * num_threads + under_way[0].num_files:
+                    while (
+                        sum(each.num_files for each in under_way) > 2 * num_threads + under_way[0].num_files
+                    ):
                         self._finish(under_way)
                 while under_way:
                     self._finish(under_way)
@@ -151,7 +153,6 @@ class _Copy:
                 pool.shutdown(cancel_futures=True)
                 for each in under_way:
                     each.close()
-
 
     def _finish(self, under_way: deque[ShardCopy]) -> None:
         self.arrived(under_way[0].finish())
@@ -165,6 +166,6 @@ def _refuse_small_disk(path: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise StoreError(
-            f"{path} needs {needed / 1e6:,.1f} MB more; {free / 1e6:,.1f} MB are free there; free the rest, copy "
-            "fewer layers, tokens or rows, or choose another disk"
+            f"{path} needs {needed / 1e6:,.1f} MB more; {free / 1e6:,.1f} MB are free there; free the rest, "
+            "copy fewer layers, tokens or rows, or choose another disk"
         )

@@ -143,7 +143,11 @@ def fetch_file(
 
 
 def _receive(
-    file: FileToFetch, temporary: Path, retries: Retries, stop: threading.Event, progress: Callable[[int], None]
+    file: FileToFetch,
+    temporary: Path,
+    retries: Retries,
+    stop: threading.Event,
+    progress: Callable[[int], None],
 ) -> str:
     """Write the file to `temporary`; returns the hash of what arrived."""
     state = file.state()

@@ -56,6 +56,11 @@ class CopySource:
         """Finished shards, ascending."""
         return self.manifest.held_shards if self._shards is None else self._shards.finished
 
+    @cached_property
+    def finished_set(self) -> frozenset[int]:
+        """The same, to be asked for one."""
+        return frozenset(self.finished)
+
     def record(self, shard: int) -> ShardRecord:
         """A finished shard's record; what it says of sizes is possible.
 
@@ -85,7 +90,9 @@ class CopySource:
         except FileNotFoundError as exc:
             raise CorruptStoreError(f"{self.where} has no {SAMPLES}; copy from another source") from exc
         if content_hash(table) != self.root.samples:
-            raise CorruptStoreError(f"{SAMPLES} of {self.where} is of another store; copy from another source")
+            raise CorruptStoreError(
+                f"{SAMPLES} of {self.where} is of another store; copy from another source"
+            )
         return table
 
 

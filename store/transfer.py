@@ -85,8 +85,7 @@ def plan_pull(
     opened = open_source(source)
     part = choose_part(opened.manifest, layers, tokens, rows)
     pieces = (Piece(opened, tuple(arrays_of(part.manifest))),)
-    finished = set(opened.finished)
-    shards = [shard for shard in part.manifest.held_shards if shard in finished]
+    shards = [shard for shard in part.manifest.held_shards if shard in opened.finished_set]
     num_bytes = sum(file.bytes for file in opened.root.teacher.values())
     for shard in shards:
         num_bytes += _shard_bytes(opened, pieces[0].arrays, shard)
@@ -122,8 +121,8 @@ def pull(
 ) -> Path:
     """Copy a store or a part of it, verified on arrival; run it again and it goes on where it stopped.
 
-    Where the source is not finished, what is finished is copied and the copy is unfinished too: pull again when
-    the source has gone on.
+    Where the source is not finished, what is finished is copied and the copy is unfinished too: pull again
+    when the source has gone on.
 
     Args:
         source: a path, `http(s)://` or `s3://`.
