@@ -220,7 +220,7 @@ def _manifest(
             kinds=kinds,
             num_layers=len(layers),
             dim=backbone.dim,
-            value_bytes=2 if options.dtype == "bfloat16" else 4,
+            dtype=options.dtype,
             shard_rows=options.shard_rows,
             # Two buffers are alive at once, beside what the writer and the teacher need.
             buffer_bytes=min(SHARD_BUFFER_BYTES, memory_bytes() // 8),

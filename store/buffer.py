@@ -1,23 +1,37 @@
 """One shard's values in memory, until they are published.
 
 Float32 tokens of whole layers (n, num_tokens, dim) in; per layer and kind one array (rows, tokens of the
-kind, dim) held in 2 bytes a value for bfloat16, 4 for float32. Every row starts as the fill value.
+kind, dim) of held values (see `codecs.py`): 1 byte a value for int8 codes, 2 for bfloat16 and float16, 4 for
+float32. Every row starts as the fill value. Nothing depends on how many rows are written at a time.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import FILL_BITS, buffer_dtype, round_to_bfloat16
+from .codecs import fill_of, held_type, round_to_bfloat16, round_to_float16
 from .errors import ConfigError
 from .layout import TokenKind
 from .manifest import Manifest
+from .quantise import Steps
 from .records import ArrayKey, arrays_of
 
 __all__ = ["ShardBuffer"]
+
+
+@dataclass
+class _Losses:
+    """What quantising one layer's patches has cost, row by row, so that a row can be taken back."""
+
+    steps: Steps
+    errors: npt.NDArray[np.float64]
+    """(rows, dim) sum of squared errors."""
+    clipped: npt.NDArray[np.int32]
+    """(rows, dim)"""
 
 
 def _spoken(manifest: Manifest) -> str:
@@ -36,20 +50,42 @@ class ShardBuffer:
         self.rows = manifest.shard_range(shard)
         self._manifest = manifest
         self._held = {array: self._filled(array.kind) for array in arrays_of(manifest)}
+        self._refused: dict[tuple[ArrayKey, int], float] = {}
+        self._losses = {
+            ArrayKey(layer, "patches"): self._lossless(Steps.of(quantisation))
+            for layer, quantisation in zip(manifest.layers, manifest.quantisation or (), strict=False)
+        }
 
     def _filled(self, kind: TokenKind) -> npt.NDArray[Any]:
         shape = (len(self.rows), *self._manifest.array_shape(kind)[1:])
-        dtype = buffer_dtype(self._manifest)
-        return np.full(shape, np.nan if dtype == np.float32 else FILL_BITS, dtype)
+        dtype = held_type(self._manifest, kind)
+        return np.full(shape, fill_of(dtype), dtype)
+
+    def _lossless(self, steps: Steps) -> _Losses:
+        shape = (len(self.rows), self._manifest.dim)
+        return _Losses(steps, np.zeros(shape), np.zeros(shape, np.int32))
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(held.nbytes for held in self._held.values())
+        losses = sum(loss.errors.nbytes + loss.clipped.nbytes for loss in self._losses.values())
+        return sum(held.nbytes for held in self._held.values()) + losses
 
     def held(self, array: ArrayKey) -> npt.NDArray[Any]:
-        """One array's rows as they are held: bfloat16 bit patterns (uint16), or float32."""
+        """One array's rows as they are held: bfloat16 bit patterns (uint16), float16, float32, int8 codes."""
         return self._held[array]
+
+    def refused(self, array: ArrayKey, offset: int) -> float | None:
+        """First value of a row as it was given that is not finite, or that float16 cannot hold."""
+        return self._refused.get((array, offset))
+
+    def errors(self, array: ArrayKey) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None:
+        """(dim,) sum of squared errors and (dim,) clipped values over the rows that are held; int8 only.
+
+        Rows that were cleared or never written count nothing. None for an array that is not quantised.
+        """
+        loss = self._losses.get(array)
+        return None if loss is None else (loss.errors.sum(axis=0), loss.clipped.sum(axis=0, dtype=np.int64))
 
     def write(self, layer: int, offset: int, tokens: npt.NDArray[Any]) -> None:
         """Put whole layers of `n` rows at row `offset` of the shard.
@@ -57,11 +93,11 @@ class ShardBuffer:
         Args:
             layer: one of the manifest's layers.
             offset: row within the shard.
-            tokens: (n, num_tokens, dim) in the layout's order; float32, or uint16 bit patterns of values
-                that are already bfloat16 (a device can round before it copies).
+            tokens: (n, num_tokens, dim) in the layout's order; float32, or what a device has rounded before
+                it copied: uint16 bit patterns for a bfloat16 store, float16 for a float16 store.
 
         Raises:
-            ConfigError: the layer is not kept, the shape differs, or the rows leave the shard.
+            ConfigError: the layer is not kept, the shape or the type differs, or the rows leave the shard.
         """
         manifest = self._manifest
         expected = (len(tokens), manifest.layout.num_tokens, manifest.dim)
@@ -72,22 +108,61 @@ class ShardBuffer:
             )
         if layer not in manifest.layers:
             raise ConfigError(f"this store keeps the layers {manifest.layers}; got {layer}")
-        values = self._as_held(tokens)
+        if tokens.dtype != np.float32 and not self._takes_as_is(tokens.dtype):
+            raise ConfigError(f"a {manifest.dtype} store takes float32 tokens; got {tokens.dtype}")
+        if tokens.dtype == np.float32 and self._takes_as_is(np.dtype(np.uint16)):
+            tokens = round_to_bfloat16(tokens)
         for kind in manifest.kinds:
-            span = manifest.layout.span(kind)
-            self._held[ArrayKey(layer, kind)][offset : offset + len(tokens)] = values[:, span]
+            self._write(ArrayKey(layer, kind), offset, tokens[:, manifest.layout.span(kind)])
 
-    def _as_held(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if self._manifest.dtype == "bfloat16":
-            if tokens.dtype == np.uint16:
-                return tokens
-            if tokens.dtype == np.float32:
-                return round_to_bfloat16(tokens)
-        elif tokens.dtype == np.float32:
-            return tokens
-        raise ConfigError(f"a {self._manifest.dtype} store takes float32 tokens; got {tokens.dtype}")
+    def _takes_as_is(self, dtype: np.dtype[Any]) -> bool:
+        return all(held_type(self._manifest, kind) == dtype for kind in self._manifest.kinds)
+
+    def _write(self, array: ArrayKey, offset: int, tokens: npt.NDArray[Any]) -> None:
+        held = self._held[array][offset : offset + len(tokens)]
+        for row in range(offset, offset + len(tokens)):
+            self._refused.pop((array, row), None)
+        if array in self._losses:
+            self._quantise(array, offset, tokens, held)
+            return
+        if tokens.dtype == held.dtype:
+            held[...] = tokens
+        elif held.dtype == np.uint16:
+            held[...] = round_to_bfloat16(tokens)
+        else:
+            held[...] = round_to_float16(tokens)
+        if held.dtype == np.float16:
+            infinite = (held.view(np.uint16) & 0x7C00 == 0x7C00).any(axis=(1, 2))
+            self._refuse(array, offset, tokens, held, infinite)
+
+    def _quantise(
+        self, array: ArrayKey, offset: int, tokens: npt.NDArray[np.float32], codes: npt.NDArray[np.int8]
+    ) -> None:
+        loss = self._losses[array]
+        errors, clipped = loss.steps.quantise(tokens, codes)
+        self._refuse(array, offset, tokens, codes, ~np.isfinite(errors).all(axis=1))
+        loss.errors[offset : offset + len(tokens)] = errors
+        loss.clipped[offset : offset + len(tokens)] = clipped
+
+    def _refuse(
+        self,
+        array: ArrayKey,
+        offset: int,
+        tokens: npt.NDArray[Any],
+        held: npt.NDArray[Any],
+        wrong: npt.NDArray[np.bool_],
+    ) -> None:
+        """Remember the values as they were given: what is held does not say any more what they were."""
+        for place in np.flatnonzero(wrong):
+            bad = held[place] == fill_of(held.dtype) if held.dtype == np.int8 else ~np.isfinite(held[place])
+            if bad.any():
+                self._refused[array, offset + int(place)] = float(tokens[place][bad][0])
 
     def clear(self, offset: int) -> None:
         """Make one row of the shard the fill value again, in every array."""
-        for held in self._held.values():
-            held[offset] = np.nan if held.dtype == np.float32 else FILL_BITS
+        for array, held in self._held.items():
+            held[offset] = fill_of(held.dtype)
+            self._refused.pop((array, offset), None)
+        for loss in self._losses.values():
+            loss.errors[offset] = 0
+            loss.clipped[offset] = 0

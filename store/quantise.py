@@ -1,7 +1,7 @@
 """int8 codes of patches, error-bounded: steps from seeded rows, and values to codes and back.
 
-Float32 patches (rows, tokens, dim) of the calibration rows in, `Quantisation` (a step and an offset a channel)
-out; with it values become int8 codes, and codes float32 again. FORMAT.md says what a code means.
+Float32 patches (rows, tokens, dim) of the calibration rows in, `Quantisation` (a step and an offset a
+channel) out; with it values become int8 codes, and codes float32 again. FORMAT.md says what a code means.
 
     moments = PatchMoments(dim=384)
     moments.add(patches)                      # as often as wanted, any number of rows at a time
@@ -40,7 +40,7 @@ _ROUNDING: Final = 0.01
 """Share of the error that is kept back for steps and offsets in float32, and for clipping."""
 _LEAST_STEP: Final = 2.0**-100
 _SCALE_BITS: Final = np.uint32(0xFFFF_FF00)
-"""Scales have 16 significant bits: their product with a code is exact, with or without a fused multiply-add."""
+"""Scales have 16 significant bits: their product with a code is exact, so that readers cannot differ."""
 _BLOCK_VALUES: Final = 1 << 16
 
 
@@ -110,7 +110,7 @@ class Steps:
 
 
 class PatchMoments:
-    """What the steps of one layer follow from, gathered row by row; nothing depends on how rows are batched."""
+    """What the steps of one layer follow from, gathered row by row, however many come at a time."""
 
     def __init__(self, dim: int) -> None:
         self._means: list[Float64] = []
@@ -156,7 +156,7 @@ class PatchMoments:
         doubt = _DEVIATIONS * float(parts.std()) * np.sqrt(left_out / len(parts))
         allowed = MAX_ERROR * (1 - _ROUNDING) * max(variance - doubt, variance / 4)
         deviation = np.sqrt((variances + (means - offset) ** 2).mean(axis=0))
-        reach = np.maximum(self._high - offset, offset - self._low) / (MAX_CODE + 0.5)
+        reach = np.maximum(self._high - offset, offset - self._low) / MAX_CODE
         return Quantisation(
             scale=tuple(_rounded(_steps(deviation, reach, allowed)).tolist()),
             offset=tuple(offset.tolist()),
