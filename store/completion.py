@@ -18,7 +18,7 @@ from .index import IndexSummary, read_index, write_index
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, array_folder, arrays_of, read_record
 from .root import Root
-from .samples import with_outcomes
+from .samples import with_records
 from .sealed import write_sealed
 from .statistics import ChannelStats, merge, read_statistics
 from .storage import Folder, Storage
@@ -96,7 +96,7 @@ def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
             )
         records.append(found[0])
         texts[shard] = found[1]
-    table = with_outcomes(samples, ((range(*record.rows), record.outcomes()) for record in records))
+    table = with_records(samples, records, manifest.absent_rows)
     samples_hash = write_sealed(path / SAMPLES, table)
     statistics = merged_statistics(storage, manifest, records)
     summary = summarise(root, records, samples_hash)

@@ -160,8 +160,6 @@ class Manifest(_Record):
             raise ValueError(f"int8 alone has a quantisation; dtype is {self.dtype}")
         if self.quantisation is None:
             return
-        if "patches" not in self.kinds:
-            raise ValueError("int8 is for patches, and none are kept; choose bfloat16")
         vectors = [vector for layer in self.quantisation for vector in (layer.scale, layer.offset)]
         if len(self.quantisation) != len(self.layers) or any(len(vector) != self.dim for vector in vectors):
             raise ValueError(f"a quantisation is {self.dim} scales and offsets for each layer that is kept")
@@ -203,6 +201,15 @@ class Manifest(_Record):
         if self.shards is None:
             return 0 <= shard < self.num_shards
         return any(first <= shard < stop for first, stop in self.shards)
+
+    @property
+    def absent_rows(self) -> list[range]:
+        """Rows of shards that are not part of this store, in ascending runs; none unless it is partial."""
+        if self.shards is None:
+            return []
+        bounds = [0, *(bound * self.shard_rows for held in self.shards for bound in held), self.num_rows]
+        gaps = zip(bounds[::2], bounds[1::2], strict=True)
+        return [range(first, stop) for first, stop in gaps if first < stop]
 
     def stored_dtype(self, kind: TokenKind) -> StoredDtype:
         """Precision of one kind's arrays: `int8` is for patches, the few other tokens stay bfloat16."""

@@ -194,7 +194,7 @@ def _pieces(sources: Sequence[CopySource], manifest: Manifest, shard: int) -> tu
         raise StoreMismatchError(
             f"a merger has every array for the same rows; no source has finished {places}"
             f"{' ...' if len(missing) > 3 else ''} of rows {rows.start}:{rows.stop} (shard {shard}), and "
-            f"{', '.join(sorted({giver.where for giver, _ in given.values()}))} has the rest of them; add the "
+            f"{', '.join(sorted({giver.where for giver, _ in given.values()}))} has the rest of them; add a "
             "store that has them, or pull the parts that fit first"
         )
     return tuple(

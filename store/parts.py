@@ -15,7 +15,7 @@ import pyarrow as pa
 from .errors import ConfigError
 from .layout import TokenKind, parse_kinds, parse_layers
 from .manifest import Manifest
-from .samples import ABSENT, SAMPLES_SCHEMA, with_records
+from .samples import with_records
 from .selection import check_layers
 
 __all__ = ["Part", "choose_part", "parse_rows", "part_manifest", "part_samples", "shard_ranges"]
@@ -150,18 +150,4 @@ def shard_ranges(shards: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 def part_samples(samples: pa.Table, manifest: Manifest) -> pa.Table:
     """The planned table of a part: the whole's keys, labels and sources; `absent` where no shard is held."""
-    planned = with_records(samples, ())
-    if manifest.shards is None:
-        return planned
-    pending, place = planned["status"], SAMPLES_SCHEMA.get_field_index("status")
-    pieces, done = [], 0
-    for first, stop in manifest.shards:
-        start, end = manifest.shard_range(first).start, manifest.shard_range(stop - 1).stop
-        pieces += [_absent(start - done), *pending.slice(start, end - start).chunks]
-        done = end
-    pieces.append(_absent(manifest.num_rows - done))
-    return planned.set_column(place, SAMPLES_SCHEMA.field(place), pa.chunked_array(pieces, pa.string()))
-
-
-def _absent(count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(ABSENT, pa.string()), count)
+    return with_records(samples, (), manifest.absent_rows)
