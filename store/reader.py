@@ -6,8 +6,9 @@ x = store.read(rows=slice(0, 64), layers=range(0, 8), tokens="cls,patches")
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,22 +17,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .codecs import array_metadata
 from .completion import SAMPLES, is_completed
 from .errors import ConfigError, CorruptStoreError, StorageError
-from .files import parse_json
 from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kinds
 from .manifest import Manifest
 from .reading import ChunkSource, read_rows
-from .records import ArrayKey, array_folder, arrays_of, is_finished
-from .root import ROOT, Root, read_root
+from .records import ArrayKey, arrays_of, is_finished
+from .root import Root, check_array, read_root
 from .samples import OK, SAMPLES_SCHEMA, content_hash, with_outcomes
 from .sealed import read_sealed
 from .selection import RowSelection, check_layers, check_rows
 from .shards import CompleteShards, ShardIndex, UnfinishedShards
 from .statistics import ChannelStats
-from .storage import Folder, Storage
+from .storage import Storage, gather, open_storage
 
 __all__ = ["Store", "open_store"]
 
@@ -41,36 +40,31 @@ _RERUN: Final = "run the same `activault extract` again"
 
 
 def open_store(path: Path | str) -> Store:
-    """Open the store at `path` for reading; what later writers add is seen when it is opened again.
+    """Open the store at a path or URL for reading; what later writers add is seen when it is opened again.
+
+    Args:
+        path: a path, `file://`, `http://`, `https://` or `s3://bucket/prefix`. S3 takes its credentials and
+            endpoint from the usual AWS_* variables or the profile in ~/.aws, and is read anonymously where
+            there are none.
 
     Raises:
-        NotAStoreError: the path is not an activation store of format 1.
+        ConfigError: the URL is of another scheme or names no place.
+        NotAStoreError: what is there is not an activation store of format 1.
         CorruptStoreError: the store's metadata were altered, or an array's disagree with the manifest.
+        AccessDeniedError: it may not be read.
+        UnreachableError: the place does not answer.
     """
-    return _open(Folder(path))
+    return _open(open_storage(path))
 
 
 def _open(storage: Storage) -> Store:
     root = read_root(storage)
-    for array in arrays_of(root.manifest):
-        _check_array(storage, root.manifest, array)
-    return Store(storage, root, read_index(storage, root.manifest))
-
-
-def _check_array(storage: Storage, manifest: Manifest, array: ArrayKey) -> None:
-    name = f"{array_folder(array.layer, array.kind)}/{ROOT}"
-    try:
-        found = parse_json(storage.read(name), name)
-    except FileNotFoundError as exc:
-        raise CorruptStoreError(f"{name} is missing; restore it from a copy") from exc
-    expected = array_metadata(manifest, array.kind)
-    for field in sorted(expected.keys() | (found.keys() if isinstance(found, dict) else set())):
-        value = found.get(field) if isinstance(found, dict) else None
-        if value != expected.get(field):
-            raise CorruptStoreError(
-                f"{name}: {field} must be {expected.get(field)!r} by the manifest; got {str(value)[:200]}; "
-                "restore it from a copy"
-            )
+    looks: list[Callable[[], Any]] = [
+        partial(check_array, storage, root.manifest, array) for array in arrays_of(root.manifest)
+    ]
+    looks.append(partial(read_index, storage, root.manifest))
+    *_, index = gather(storage, operator.call, looks)
+    return Store(storage, root, index)
 
 
 class Store:

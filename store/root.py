@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .codecs import group_metadata
+from .codecs import array_metadata, group_metadata
 from .errors import CorruptStoreError, NotAStoreError
 from .files import canonical_json, parse_json, pretty_json, xxh3
 from .manifest import FORMAT_VERSION, Manifest
-from .records import ShardRecord
+from .records import ArrayKey, ShardRecord, array_folder
 from .storage import Storage
 
-__all__ = ["PLANNING", "ROOT", "Root", "TeacherFile", "make_root", "read_root"]
+__all__ = ["PLANNING", "ROOT", "Root", "TeacherFile", "check_array", "make_root", "read_root"]
 
 ROOT: Final = "zarr.json"
 PLANNING: Final = ".planning"
@@ -108,6 +108,27 @@ def read_root(storage: Storage) -> Root:
     return _checked(attributes)
 
 
+def check_array(storage: Storage, manifest: Manifest, array: ArrayKey) -> None:
+    """Hold an array's own `zarr.json` against the manifest, which alone is read by.
+
+    Raises:
+        CorruptStoreError: it is missing, or says something else.
+    """
+    name = f"{array_folder(array.layer, array.kind)}/{ROOT}"
+    try:
+        found = parse_json(storage.read(name), name)
+    except FileNotFoundError as exc:
+        raise CorruptStoreError(f"{name} is missing; restore it from a copy") from exc
+    expected = array_metadata(manifest, array.kind)
+    for field in sorted(expected.keys() | (found.keys() if isinstance(found, dict) else set())):
+        value = found.get(field) if isinstance(found, dict) else None
+        if value != expected.get(field):
+            raise CorruptStoreError(
+                f"{name}: {field} must be {expected.get(field)!r} by the manifest; got {str(value)[:200]}; "
+                "restore it from a copy"
+            )
+
+
 def _not_a_store(storage: Storage) -> NotAStoreError:
     where = storage.where
     if PLANNING in (storage.names("") or ()):
@@ -115,6 +136,11 @@ def _not_a_store(storage: Storage) -> NotAStoreError:
     if storage.folder is not None and not storage.folder.exists():
         return NotAStoreError(
             f"{where} does not exist; `activault extract IMAGES {storage.name}` makes a store"
+        )
+    if storage.folder is None:
+        return NotAStoreError(
+            f"{where} is not an activation store, or its planning is not finished (there is no "
+            f"{where}/{ROOT}); check the URL"
         )
     return NotAStoreError(f"{where} is not an activation store (no {ROOT} in it); choose another place")
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import Final, Protocol
 
 from .completion import arrays_digest, merged_statistics
-from .errors import CorruptStoreError, IncompleteStoreError
+from .errors import CorruptStoreError, IncompleteStoreError, StorageError
 from .index import Index
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, read_record, record_path
 from .root import Root
 from .statistics import ChannelStats
-from .storage import Storage
+from .storage import Storage, gather
 
 __all__ = ["CompleteShards", "ShardIndex", "UnfinishedShards"]
+
+_MAX_ASKED: Final = 1 << 17
+"""Records that are asked for one by one where nothing can be listed: minutes at 32 at a time."""
 
 
 class ShardIndex(Protocol):
@@ -87,15 +90,19 @@ class UnfinishedShards:
         self._root = root
         self._records: dict[int, ShardRecord] = {}
         self._faults: dict[int, CorruptStoreError] = {}
-        for shard in _numbers(storage, root.manifest):
-            try:
-                found = read_record(storage, root.manifest, shard)
-            except CorruptStoreError as exc:
-                self._faults[shard] = exc
-                continue
-            if found is not None:
-                self._records[shard] = found[0]
+        for shard, found in gather(storage, self._look, _numbers(storage, root.manifest)):
+            if isinstance(found, CorruptStoreError):
+                self._faults[shard] = found
+            elif found is not None:
+                self._records[shard] = found
         self.finished = tuple(sorted(self._records))
+
+    def _look(self, shard: int) -> tuple[int, ShardRecord | CorruptStoreError | None]:
+        try:
+            found = read_record(self._storage, self._root.manifest, shard)
+        except CorruptStoreError as exc:
+            return shard, exc
+        return shard, found and found[0]
 
     def _all(self) -> list[ShardRecord]:
         return [self._records[shard] for shard in self.finished]
@@ -152,6 +159,11 @@ def _numbers(storage: Storage, manifest: Manifest) -> Iterable[int]:
     """Shards that may have a record: those whose record file is listed; all, where nothing can be listed."""
     names = storage.names("shards")
     if names is None:
+        if manifest.num_shards > _MAX_ASKED:
+            raise StorageError(
+                f"an unfinished store has at most {_MAX_ASKED} shards where nothing can be listed; "
+                f"{storage.where} has {manifest.num_shards}; read it from a disk or a bucket"
+            )
         return manifest.held_shards
     matches = (re.fullmatch(r"(\d{5,12})\.json", name) for name in names)
     numbers = sorted(int(match[1]) for match in matches if match is not None)
