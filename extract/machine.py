@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
+from activault.store.cores import memory_bytes
 from activault.store.errors import ConfigError
 
 __all__ = ["choose_device", "memory_bytes"]
@@ -27,8 +26,3 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= available.get(device.type, 0):
         raise ConfigError(f"the device {name!r} is not available here; take auto or cpu")
     return device
-
-
-def memory_bytes() -> int:
-    """Physical memory of the machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

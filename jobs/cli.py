@@ -16,6 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 from activault.store import ActivaultError, ConfigError, MissingExtraError
 
 from . import commands, console
+from .importing import import_
 
 __all__ = ["app", "main"]
 
@@ -30,6 +31,7 @@ app = App(
 
 for _name in ("demo", "extract", "info", "verify", "phases", "train", "probe", "analyze"):
     app.command(getattr(commands, _name))
+app.command(import_, name="import")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,6 +29,7 @@ HOSTILE = [
     "ÄÖ 漢字 🙂",
     "{layer} {0} %s",
     "x" * 5000,
+    "half \ud800 pair",
     "",
 ]
 

@@ -1,0 +1,214 @@
+"""Import: a reference-layout array becomes a store of format 1, shard by shard, checked against its source.
+
+    import_reference(Path("activations.zarr"), Path("in1k.zarr"), ImportOptions(registers=4, layers="0-12"))
+
+In memory are one shard buffer and a few chunks of the source. Every row of every array is hashed as it must
+read when it comes from the source, and again when its shard is read back from disk. Rows that the source does
+not have, or has as NaN, become bad rows with their reason. Called again, it goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from .cores import memory_bytes
+from .creation import create_store, is_free
+from .errors import ConfigError, CorruptStoreError, ImageSourceError
+from .grid import SHARD_BUFFER_BYTES
+from .import_blocks import blocks, calibrated, row_hashes
+from .import_plan import ImportOptions, aligned_grid, infer_layout, plan_import
+from .manifest import Manifest
+from .reader import Store, open_store
+from .records import ArrayKey, arrays_of, record_path
+from .reference import Reference, RowFault, open_reference
+from .row_lists import read_row_list
+from .samples import Outcome, plan_samples
+from .writer import StoreWriter
+
+__all__ = ["ImportOptions", "ImportSummary", "import_reference"]
+
+Progress = Callable[[int, int], None]
+"""Called with rows done and rows in all."""
+_ROWS_BACK: Final = 64
+"""Rows of one array read back at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportSummary:
+    """What is in the store now, and what this run did for it."""
+
+    num_rows: int
+    num_new: int
+    """Rows converted by this run."""
+    bad: dict[str, int]
+    """Rows without activations by reason code."""
+    num_bytes: int
+    float32_bytes: int
+    """Bytes of the same arrays as plain float32."""
+    unknown: tuple[str, ...]
+    """What nobody said: of `keys`, `labels`, `teacher`, `heads`, `preprocessing`, `license`."""
+    seconds: float
+    digest: str
+
+
+def import_reference(
+    source: Path,
+    store: Path,
+    options: ImportOptions,
+    progress: Progress | None = None,
+) -> ImportSummary:
+    """Convert an array, or go on with it, and complete the store; `verify_store` may follow.
+
+    Args:
+        source: folder of the array, on this machine.
+        store: where the store is or will be.
+        options: what the array does not say.
+        progress: called with rows done and rows in all.
+
+    Raises:
+        ConfigError: the shape can mean several things or none, or an option does not fit it.
+        ImageSourceError: no row of the source has activations.
+        NotAStoreError, StoreMismatchError: the source is no such array, or `store` is something else.
+        PrecisionError: int8 cannot hold these values, or a value is too large for float16.
+        CorruptStoreError: what was written does not read back as the source.
+        StoreError: the disk is full or gone; finished shards are kept.
+    """
+    start = time.perf_counter()
+    reference = open_reference(source)
+    there = None if is_free(store) else open_store(store)
+    manifest = _manifest(reference, options, there)
+    samples = _samples(reference, options)
+    with create_store(store, manifest, samples, {}) as writer:
+        unfinished = writer.unfinished
+        done = reference.num_rows - sum(len(manifest.shard_range(shard)) for shard in unfinished)
+        num_new = reference.num_rows - done
+        for shard in unfinished:
+            _convert(reference, writer, shard)
+            done += len(manifest.shard_range(shard))
+            if progress is not None:
+                progress(done, reference.num_rows)
+        _refuse_all_bad(open_store(store), reference)
+        writer.complete()
+    return _summary(open_store(store), options, num_new, start)
+
+
+def _manifest(reference: Reference, options: ImportOptions, there: Store | None) -> Manifest:
+    has = None if there is None else there.manifest
+    if has is not None and options.shard_rows in (None, has.shard_rows):
+        grid = has.shard_rows, has.chunk_rows  # whatever this machine's memory would suggest
+    else:
+        grid = aligned_grid(reference, options, min(SHARD_BUFFER_BYTES, memory_bytes() // 4))
+    steps = (
+        calibrated(reference, infer_layout(reference.shape[2], options)) if options.dtype == "int8" else None
+    )
+    return plan_import(reference, options, grid, steps)
+
+
+def _samples(reference: Reference, options: ImportOptions) -> pa.Table:
+    count = reference.num_rows
+    keys = [f"row-{row:09d}" for row in range(count)]
+    labels: list[str | None] = [None] * count
+    if options.keys is not None:
+        keys = []
+        for row, key in enumerate(read_row_list(options.keys, "key", count)):
+            if key is None:
+                raise ConfigError(f"{options.keys} must name every row; row {row} is empty")
+            keys.append(key)
+    if options.labels is not None:
+        labels = read_row_list(options.labels, "label", count)
+    return plan_samples(keys, labels, reference.name)
+
+
+def _convert(reference: Reference, writer: StoreWriter, shard: int) -> None:
+    """One shard: read from the source, published, read back and held against the source."""
+    manifest = writer.manifest
+    buffer = writer.buffer(shard)
+    hashes = {array: [0] * len(buffer.rows) for array in arrays_of(manifest)}
+    faults: dict[int, RowFault] = {}
+    for span, block in blocks(reference, manifest, buffer.rows):
+        for fault in block.faults:
+            faults.setdefault(fault.row, fault)
+        if block.values is None:
+            continue
+        first = span.rows.start - buffer.rows.start
+        for place, axis in enumerate(span.layers):
+            layer = manifest.layers[axis]
+            buffer.write(layer, first, np.ascontiguousarray(block.values[:, place]))
+            for kind in manifest.kinds:
+                found = block.hashes[axis, kind]
+                hashes[ArrayKey(layer, kind)][first : first + len(found)] = found
+    writer.publish(buffer, [_outcome(faults.get(row)) for row in buffer.rows])
+    _hold_against(writer, shard, hashes, faults)
+
+
+def _outcome(fault: RowFault | None) -> Outcome:
+    return Outcome(status="ok") if fault is None else Outcome(status=fault.status, reason=fault.reason)
+
+
+def _hold_against(
+    writer: StoreWriter, shard: int, hashes: dict[ArrayKey, list[int]], faults: dict[int, RowFault]
+) -> None:
+    """Read a shard back from disk and compare every row with what the source gave.
+
+    Raises:
+        CorruptStoreError: a row differs; the shard's record is removed, so that the next run writes it again.
+    """
+    manifest, store = writer.manifest, open_store(writer.path)
+    rows = manifest.shard_range(shard)
+    for array, expected in hashes.items():
+        for start in range(rows.start, rows.stop, _ROWS_BACK):
+            part = range(start, min(start + _ROWS_BACK, rows.stop))
+            values = store.read(slice(part.start, part.stop), [array.layer], array.kind)[:, 0]
+            for row, tokens, found in zip(part, values, row_hashes(values, part), strict=True):
+                same = np.isnan(tokens).all() if row in faults else found == expected[row - rows.start]
+                if not same:
+                    (writer.path / record_path(shard)).unlink()
+                    raise CorruptStoreError(
+                        f"{writer.path}: row {row}, layer {array.layer}, {array.kind} does not read back "
+                        "as it was written; check memory and disk, then run the same import again: it writes "
+                        "the shard anew"
+                    )
+
+
+def _bad_rows(store: Store) -> dict[str, int]:
+    counts = Counter(str(status) for status in store.samples["status"].to_pylist()) if store.num_bad else {}
+    return {status: counts[status] for status in sorted(counts) if status != "ok"}
+
+
+def _refuse_all_bad(store: Store, reference: Reference) -> None:
+    if store.num_bad < store.num_rows:
+        return
+    counts = ", ".join(f"{count} {status}" for status, count in _bad_rows(store).items())
+    raise ImageSourceError(
+        f"none of the {store.num_rows} rows of {reference.path} has activations ({counts})"
+    )
+
+
+def _summary(store: Store, options: ImportOptions, num_new: int, start: float) -> ImportSummary:
+    manifest = store.manifest
+    said = {
+        "keys": options.keys,
+        "labels": options.labels,
+        "teacher": manifest.teacher.name != "unknown",
+        "heads": manifest.teacher.num_heads,
+        "preprocessing": manifest.preprocessing,
+        "license": manifest.license != "unknown",
+    }
+    return ImportSummary(
+        num_rows=store.num_rows,
+        num_new=num_new,
+        bad=_bad_rows(store),
+        num_bytes=store.num_bytes,
+        float32_bytes=store.float32_bytes,
+        unknown=tuple(name for name, value in said.items() if not value),
+        seconds=time.perf_counter() - start,
+        digest=store.digest,
+    )
