@@ -35,7 +35,7 @@ from activault.store import Manifest, Outcome, ShardBuffer, StoredDtype, StoreWr
 from .backbone import Backbone
 from .decode import BadImage, quiet_decoders
 
-__all__ = ["Decoded", "Progress", "StallTimes", "capture", "without_pixels"]
+__all__ = ["Decoded", "Progress", "StallTimes", "capture", "exact_arithmetic", "without_pixels"]
 
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
@@ -111,7 +111,7 @@ def capture(
     done = manifest.num_rows - len(rows)
     with (
         quiet_decoders(),
-        _exact_arithmetic(),
+        exact_arithmetic(),
         _Publisher(writer, stalls) as publisher,
         _Decoder(decode, rows, workers, ahead=2 * batch_size + workers) as decoder,
     ):
@@ -160,6 +160,11 @@ def _host_values(tokens: Float[Tensor, "batch token dim"], dtype: StoredDtype) -
     """
     if dtype == "bfloat16":
         return tokens.bfloat16().cpu().view(torch.uint16).numpy()
+    if dtype == "float16":
+        half = tokens.half().cpu()
+        # What has become infinite goes as it was, so that the refusal can say what it was.
+        if bool(half.isfinite().all()):
+            return half.numpy()
     return tokens.float().cpu().numpy()
 
 
@@ -169,7 +174,7 @@ def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
     yield from pairwise([0, *breaks, len(places)])
 
 
-def _exact_arithmetic() -> AbstractContextManager[None]:
+def exact_arithmetic() -> AbstractContextManager[None]:
     """Full float32 on the GPU too: cuDNN would round a convolution's inputs to 10 bits (TF32) by default."""
     return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
 

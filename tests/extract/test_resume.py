@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from activault.extract import planning
 from activault.extract import run as module
 from activault.extract.backbone import Backbone
 from activault.extract.run import ExtractOptions, extract
@@ -260,5 +261,5 @@ def test_a_store_that_was_begun_keeps_its_grid(
     extract(folder, tmp_path / "s.zarr", options)
     (tmp_path / "s.zarr" / "index.parquet").unlink()
     (tmp_path / "s.zarr" / "shards" / "00001.json").unlink()
-    monkeypatch.setattr(module, "memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(planning, "memory_bytes", lambda: 1 << 20)
     assert extract(folder, tmp_path / "s.zarr", changed(options, shard_rows=None)).num_new == 8

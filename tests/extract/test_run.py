@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from activault.extract import run as module
+from activault.extract import planning
 from activault.extract.backbone import Backbone, load_teacher
 from activault.extract.run import ExtractOptions, extract
 from activault.store import (
@@ -113,7 +113,7 @@ def test_shards_are_smaller_where_memory_is(
     make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(20)
-    monkeypatch.setattr(module, "memory_bytes", lambda: 8 * 4 * 2 * 5 * 64 * 2)
+    monkeypatch.setattr(planning, "memory_bytes", lambda: 8 * 4 * 2 * 5 * 64 * 2)
     extract(folder, tmp_path / "s.zarr", changed(options, shard_rows=None))
     assert open_store(tmp_path / "s.zarr").manifest.shard_rows == 4
 
