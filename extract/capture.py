@@ -91,8 +91,9 @@ def capture(
     batch_size: int,
     workers: int,
     progress: Progress | None = None,
+    shards: Sequence[int] | None = None,
 ) -> StallTimes:
-    """Compute and publish every unfinished shard of the store.
+    """Compute and publish every unfinished shard of the store, or some of them.
 
     Args:
         writer: of a store that was planned for this teacher.
@@ -101,12 +102,13 @@ def capture(
         batch_size: images a forward pass.
         workers: decoding threads.
         progress: called in this thread after each batch.
+        shards: which ones; None is all that are unfinished.
 
     Raises:
         NonFiniteError, StoreError: from publishing.
     """
     manifest, stalls = writer.manifest, StallTimes()
-    shards = writer.unfinished
+    shards = writer.unfinished if shards is None else shards
     rows = [row for shard in shards for row in manifest.shard_range(shard)]
     done = manifest.num_rows - len(rows)
     with (
