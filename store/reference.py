@@ -216,7 +216,7 @@ def _check(file: Path, metadata: dict[str, Any]) -> None:
         NotAStoreError: one is not that of the reference's layout.
     """
     compressor = metadata.get("compressor")
-    codec = compressor.get("id") if isinstance(compressor, dict) else compressor
+    known = compressor is None or (isinstance(compressor, dict) and compressor.get("id") in _CODECS)
     shape, chunks = metadata.get("shape"), metadata.get("chunks")
     rules = {
         "zarr_format": (metadata.get("zarr_format") == 2, "2"),
@@ -225,7 +225,7 @@ def _check(file: Path, metadata: dict[str, Any]) -> None:
         "dtype": (metadata.get("dtype") == "<f4", "'<f4', float32"),
         "order": (metadata.get("order") == "C", "'C'"),
         "filters": (not metadata.get("filters"), "null"),
-        "compressor": (codec is None or codec in _CODECS, f"null or one of {', '.join(sorted(_CODECS))}"),
+        "compressor": (known, f"null or one of {', '.join(sorted(_CODECS))}"),
         "dimension_separator": (metadata.get("dimension_separator", ".") in (".", "/"), "'.' or '/'"),
     }
     for name, (holds, rule) in rules.items():
