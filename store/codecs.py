@@ -119,9 +119,19 @@ def to_stored(held: Array) -> Array:
     """Held values as they stand in an array: bit patterns become float32, anything else is itself."""
     if held.dtype != np.uint16:
         return held
-    wide = held.astype(np.uint32)
-    wide <<= 16
-    return wide.view(np.float32)
+    wide = np.empty(held.shape, np.float32)
+    store_into(held, wide)
+    return wide
+
+
+def store_into(held: Array, out: Array) -> None:
+    """The same into `out`, of the held values' shape and the stored type."""
+    if held.dtype != np.uint16:
+        out[...] = held
+        return
+    bits = out.view(np.uint32)
+    np.copyto(bits, held)
+    bits <<= 16
 
 
 def to_float32(held: Array, scale: Float32 | None = None, offset: Float32 | None = None) -> Float32:
@@ -202,13 +212,18 @@ def array_metadata(manifest: Manifest, kind: TokenKind) -> dict[str, Any]:
 
 
 def crc32c(data: bytes) -> int:
-    """Checksum of a chunk or an index, as Zarr's crc32c codec appends it."""
+    """Checksum of a chunk or an index, as Zarr's crc32c codec has it."""
     return int(google_crc32c.value(data))
+
+
+def crc_bytes(data: bytes) -> bytes:
+    """Checksum of a chunk or an index, as it stands behind it."""
+    return struct.pack("<I", crc32c(data))
 
 
 def with_crc(data: bytes) -> bytes:
     """`data` and its crc32c."""
-    return data + struct.pack("<I", crc32c(data))
+    return data + crc_bytes(data)
 
 
 def checked(data: bytes, what: str) -> bytes:
@@ -222,6 +237,17 @@ def checked(data: bytes, what: str) -> bytes:
     return data[:-4]
 
 
+def pack_chunk(values: Array, compression: Compression) -> bytes:
+    """One inner chunk as it stands in a shard file, but for its checksum; see `encode_chunk`."""
+    if compression == "none":
+        return values.tobytes()
+    how = _blosc_of(values.dtype)
+    # Its typesize is the values' own.
+    shuffle = _SHUFFLES[how["shuffle"]]
+    packed: bytes = blosc.compress(values, how["cname"].encode(), how["clevel"], shuffle, how["blocksize"])
+    return packed
+
+
 def encode_chunk(values: Array, compression: Compression) -> bytes:
     """One inner chunk as it stands in a shard file, the very bytes that zarr-python would write.
 
@@ -229,14 +255,7 @@ def encode_chunk(values: Array, compression: Compression) -> bytes:
         values: (chunk_rows, tokens, dim) stored values (float32, float16 or int8), contiguous.
         compression: the manifest's.
     """
-    if compression == "none":
-        return with_crc(values.tobytes())
-    how = _blosc_of(values.dtype)
-    # Its typesize is the values' own.
-    packed = blosc.compress(
-        values, how["cname"].encode(), how["clevel"], _SHUFFLES[how["shuffle"]], how["blocksize"]
-    )
-    return with_crc(packed)
+    return with_crc(pack_chunk(values, compression))
 
 
 def decode_chunk(data: bytes, out: Array, what: str, compression: Compression = "blosc") -> None:

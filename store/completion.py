@@ -6,17 +6,20 @@ The records are the source of both, so that a writer killed between the two step
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 
 from .card import write_card
+from .checks import refuse_imprecise_store
 from .errors import CorruptStoreError
 from .files import stored_xxh3
 from .index import IndexSummary, read_index, write_index
 from .manifest import Manifest
-from .records import ArrayKey, ShardRecord, array_folder, arrays_of, read_record
+from .records import ArrayKey, ShardRecord, add_row_sums, array_folder, arrays_of, read_record
 from .root import Root
 from .samples import with_records
 from .sealed import write_sealed
@@ -26,19 +29,70 @@ from .storage import Folder, Storage
 __all__ = ["SAMPLES", "arrays_digest", "is_completed", "merged_statistics", "summarise", "write_completion"]
 
 SAMPLES = "samples.parquet"
+_BLOCK_RECORDS: Final = 256
 
 
-def arrays_digest(manifest: Manifest, records: Sequence[ShardRecord]) -> str:
-    """Hash over the decoded values alone; `records` ascend by shard."""
-    state = hashlib.sha256()
-    for place, array in enumerate(arrays_of(manifest)):
-        for record in records:
-            state.update(f"{array_folder(array.layer, array.kind)} {record.files[place].values}\n".encode())
-    return state.hexdigest()
+@dataclass(frozen=True)
+class _Named:
+    shard: int
+    checksum: str
+
+
+class _Totals:
+    """What records add up to, without any of them being kept."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._arrays = tuple(arrays_of(manifest))
+        self._sums = [0] * len(self._arrays)
+        self.num_bad = 0
+        self.num_bytes = 0
+        self.named: list[_Named] = []
+
+    def add(self, record: ShardRecord) -> None:
+        self.num_bad += len(record.bad)
+        self.num_bytes += record.num_bytes
+        self.named.append(_Named(record.shard, record.checksum))
+        self._sums = [sum_ + file.row_sum for sum_, file in zip(self._sums, record.files, strict=True)]
+
+    @property
+    def arrays_digest(self) -> str:
+        state = hashlib.sha256()
+        for array, row_sum in zip(self._arrays, self._sums, strict=True):
+            state.update(f"{array_folder(array.layer, array.kind)} {add_row_sums([row_sum])}\n".encode())
+        return state.hexdigest()
+
+    def summary(self, root: Root, samples_hash: str) -> IndexSummary:
+        return IndexSummary(
+            format=root.manifest.format,
+            manifest=root.manifest.sha256(),
+            samples=root.samples,
+            samples_hash=samples_hash,
+            num_bad=self.num_bad,
+            num_bytes=self.num_bytes,
+            digest=root.digest(self.named),
+            arrays_digest=self.arrays_digest,
+        )
+
+
+def _totals(manifest: Manifest, records: Iterable[ShardRecord]) -> _Totals:
+    totals = _Totals(manifest)
+    for record in records:
+        totals.add(record)
+    return totals
+
+
+def arrays_digest(manifest: Manifest, records: Iterable[ShardRecord]) -> str:
+    """Hash over the decoded values of all rows of `records`; the same whatever the shard size."""
+    return _totals(manifest, records).arrays_digest
+
+
+def summarise(root: Root, records: Iterable[ShardRecord], samples_hash: str) -> IndexSummary:
+    """What the index says of the whole store."""
+    return _totals(root.manifest, records).summary(root, samples_hash)
 
 
 def merged_statistics(
-    storage: Storage, manifest: Manifest, records: Sequence[ShardRecord]
+    storage: Storage, manifest: Manifest, records: Iterable[ShardRecord]
 ) -> Mapping[ArrayKey, ChannelStats]:
     """Statistics of every array over the shards of `records`, merged in their order.
 
@@ -47,23 +101,15 @@ def merged_statistics(
     """
     merged = {array: ChannelStats.empty(manifest.dim) for array in arrays_of(manifest)}
     for record in records:
-        for array, stats in read_statistics(storage, manifest, record).items():
-            merged[array] = merge(merged[array], stats)
+        _merge_into(merged, storage, manifest, record)
     return merged
 
 
-def summarise(root: Root, records: Sequence[ShardRecord], samples_hash: str) -> IndexSummary:
-    """What the index says of the whole store."""
-    return IndexSummary(
-        format=root.manifest.format,
-        manifest=root.manifest.sha256(),
-        samples=root.samples,
-        samples_hash=samples_hash,
-        num_bad=sum(len(record.bad) for record in records),
-        num_bytes=sum(record.num_bytes for record in records),
-        digest=root.digest(records),
-        arrays_digest=arrays_digest(root.manifest, records),
-    )
+def _merge_into(
+    merged: dict[ArrayKey, ChannelStats], storage: Storage, manifest: Manifest, record: ShardRecord
+) -> None:
+    for array, stats in read_statistics(storage, manifest, record).items():
+        merged[array] = merge(merged[array], stats)
 
 
 def is_completed(storage: Storage, manifest: Manifest) -> bool:
@@ -82,23 +128,49 @@ def is_completed(storage: Storage, manifest: Manifest) -> bool:
 def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
     """Replace samples.parquet, write CARD.md, then index.parquet; every shard must be finished.
 
+    Records are read one at a time and let go: of 10 million rows their texts alone stay, some 200 MB.
+
     Raises:
         CorruptStoreError: a record or its statistics are missing or altered.
+        PrecisionError: an int8 store whose patches of some layer are below R2 = 0.999 as a whole.
     """
-    manifest, storage = root.manifest, Folder(path)
-    records: list[ShardRecord] = []
-    texts: dict[int, bytes] = {}
-    for shard in manifest.held_shards:
-        found = read_record(storage, manifest, shard)
-        if found is None:
-            raise CorruptStoreError(
-                f"the record of shard {shard} vanished; run the same `activault extract` again"
-            )
-        records.append(found[0])
-        texts[shard] = found[1]
-    table = with_records(samples, records, manifest.absent_rows)
-    samples_hash = write_sealed(path / SAMPLES, table)
-    statistics = merged_statistics(storage, manifest, records)
-    summary = summarise(root, records, samples_hash)
-    write_card(path, manifest, summary, {})
-    write_index(path, summary, texts, statistics)
+    gathered = _Gathered(Folder(path), root.manifest)
+    table = with_records(samples, gathered.records(), root.manifest.absent_rows)
+    for array, stats in gathered.statistics.items():
+        refuse_imprecise_store(array, stats)
+    summary = gathered.totals.summary(root, write_sealed(path / SAMPLES, table))
+    write_card(path, root.manifest, summary, {})
+    write_index(path, summary, root.manifest.held_shards, gathered.texts(), gathered.statistics)
+
+
+class _Gathered:
+    """All that the index holds, gathered while the records pass by."""
+
+    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+        self._storage = storage
+        self._manifest = manifest
+        self._blocks: list[Any] = []
+        self.totals = _Totals(manifest)
+        self.statistics = {array: ChannelStats.empty(manifest.dim) for array in arrays_of(manifest)}
+
+    def records(self) -> Iterator[ShardRecord]:
+        """Every record, by shard."""
+        block: list[str] = []
+        for shard in self._manifest.held_shards:
+            found = read_record(self._storage, self._manifest, shard)
+            if found is None:
+                raise CorruptStoreError(
+                    f"the record of shard {shard} vanished; run the same `activault extract` again"
+                )
+            self.totals.add(found[0])
+            _merge_into(self.statistics, self._storage, self._manifest, found[0])
+            block.append(found[1].decode())
+            if len(block) == _BLOCK_RECORDS:
+                self._blocks.append(pa.array(block, pa.string()))
+                block = []
+            yield found[0]
+        self._blocks.append(pa.array(block, pa.string()))
+
+    def texts(self) -> Any:
+        """The records' texts as a column, by shard."""
+        return pa.chunked_array(self._blocks, pa.string())

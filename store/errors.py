@@ -9,6 +9,7 @@
     └── StoreError
         ├── NotAStoreError                 the path exists and is not a store, or does not exist
         ├── StoreMismatchError             the store there was planned from something else
+        ├── ShardBusyError                 another writer is publishing this shard
         ├── IncompleteStoreError           rows were asked for whose shard has not been written
         ├── StorageError                   the place where the store lies cannot be read
         │   ├── AccessDeniedError          it is there and may not be read
@@ -33,6 +34,7 @@ __all__ = [
     "StoreError",
     "NotAStoreError",
     "StoreMismatchError",
+    "ShardBusyError",
     "IncompleteStoreError",
     "StorageError",
     "AccessDeniedError",
@@ -77,6 +79,10 @@ class NotAStoreError(StoreError):
 
 class StoreMismatchError(StoreError):
     """A store exists there that was planned from something else; it is never overwritten."""
+
+
+class ShardBusyError(StoreError):
+    """Another thread or process is publishing this shard; one owner writes a shard."""
 
 
 class IncompleteStoreError(StoreError):

@@ -132,6 +132,7 @@ def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
     remedy = {
         errno.ENOSPC: f"free at least {-(-needed // 1_000_000):,} MB there",
         errno.EDQUOT: f"raise the quota by at least {-(-needed // 1_000_000):,} MB",
+        errno.EFBIG: f"raise the limit of a file's size (ulimit -f) to {-(-needed // 1_000):,} kB at least",
         errno.EROFS: "choose a path that can be written",
         errno.EACCES: "grant the right to write there",
         errno.EPERM: "grant the right to write there",

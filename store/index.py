@@ -6,11 +6,11 @@ Records and statistics in, one Parquet file out; and back, parsed only as far as
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from .files import canonical_json
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, arrays_of, parse_record
 from .sealed import read_sealed, write_sealed
-from .statistics import ChannelStats
+from .statistics import ChannelStats, Losses
 from .storage import Storage
 
 __all__ = ["INDEX", "Index", "IndexSummary", "read_index", "write_index"]
@@ -41,6 +41,8 @@ _COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
     ("mean", _VECTOR),
     ("m2", _VECTOR),
     ("absmax", _VECTOR),
+    ("sse", _VECTOR),
+    ("clipped", pa.list_(pa.int64())),
 ]
 _SCHEMA: Final = pa.schema(_COLUMNS)
 
@@ -85,38 +87,58 @@ class Index:
     def statistics(self) -> dict[ArrayKey, ChannelStats]:
         """Merged statistics of every array."""
         rows = self.table.slice(len(self.manifest.held_shards)).to_pylist()
-        found = {
-            ArrayKey(row["layer"], row["kind"]): ChannelStats(
-                row["count"], *(_vector(row[part], self.manifest.dim) for part in ("mean", "m2", "absmax"))
-            )
-            for row in rows
-        }
+        found = {ArrayKey(row["layer"], row["kind"]): _stats(row, self.manifest.dim) for row in rows}
         if list(found) != list(arrays_of(self.manifest)):
             raise CorruptStoreError(f"{INDEX} must have the statistics of every array; {_REMEDY}")
         return found
 
 
-def _vector(values: list[float] | None, dim: int) -> npt.NDArray[np.float64]:
+def _vector(values: Sequence[float] | None, dim: int) -> npt.NDArray[np.float64]:
     if values is None or len(values) != dim:
         raise CorruptStoreError(f"{INDEX}: statistics must have {dim} channels; {_REMEDY}")
     return np.array(values, np.float64)
 
 
+def _stats(row: Mapping[str, Any], dim: int) -> ChannelStats:
+    mean, m2, absmax = (_vector(row[part], dim) for part in ("mean", "m2", "absmax"))
+    losses = None
+    if row["sse"] is not None:
+        losses = Losses(_vector(row["sse"], dim), _vector(row["clipped"], dim).astype(np.int64))
+    return ChannelStats(row["count"], mean, m2, absmax, losses)
+
+
 def write_index(
     path: Path,
     summary: IndexSummary,
-    records: Mapping[int, bytes],
+    shards: Sequence[int],
+    texts: Any,
     statistics: Mapping[ArrayKey, ChannelStats],
 ) -> None:
-    """Write `path/index.parquet`: the records' texts by shard, ascending, then the merged statistics."""
-    rows = [{"entry": "record", "shard": shard, "record": text.decode()} for shard, text in records.items()]
-    merged = [
-        {"entry": "statistics", "layer": array.layer, "kind": array.kind, "count": stats.count}
-        | {"mean": stats.mean.tolist(), "m2": stats.m2.tolist(), "absmax": stats.absmax.tolist()}
-        for array, stats in statistics.items()
-    ]
-    table = pa.Table.from_pylist([*rows, *merged], schema=_SCHEMA)
+    """Write `path/index.parquet`.
+
+    Args:
+        path: the store.
+        summary: for the footer.
+        shards: that the store is of, ascending.
+        texts: a column of strings, the text of each shard's record.
+        statistics: of every array, merged.
+    """
+    entries = pa.repeat(pa.scalar("record", pa.string()), len(shards))
+    columns: dict[str, Any] = {"entry": entries, "shard": pa.array(shards, pa.int64()), "record": texts}
+    for field in _SCHEMA:
+        columns.setdefault(field.name, pa.array([None] * len(shards), field.type))
+    records = pa.table(columns, schema=_SCHEMA)
+    merged = pa.Table.from_pylist([_row(*entry) for entry in statistics.items()], schema=_SCHEMA)
+    table = pa.concat_tables([records, merged])
     write_sealed(path / INDEX, table, {_KEY: canonical_json(summary.model_dump()).decode()})
+
+
+def _row(array: ArrayKey, stats: ChannelStats) -> dict[str, Any]:
+    row = {"entry": "statistics", "layer": array.layer, "kind": array.kind, "count": stats.count}
+    vectors: dict[str, npt.NDArray[Any]] = {"mean": stats.mean, "m2": stats.m2, "absmax": stats.absmax}
+    if stats.losses is not None:
+        vectors |= {"sse": stats.losses.sse, "clipped": stats.losses.clipped}
+    return row | {name: vector.tolist() for name, vector in vectors.items()}
 
 
 def read_index(storage: Storage, manifest: Manifest) -> Index | None:

@@ -5,10 +5,13 @@ Outcomes and the hashes of files in, canonical JSON out, and back again with eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
+import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import CorruptStoreError
@@ -22,7 +25,9 @@ __all__ = [
     "ArrayFile",
     "ArrayKey",
     "FileRecord",
+    "Named",
     "ShardRecord",
+    "add_row_sums",
     "array_file",
     "array_folder",
     "arrays_of",
@@ -33,10 +38,12 @@ __all__ = [
     "parse_record",
     "read_record",
     "record_path",
+    "row_sum",
     "statistics_path",
 ]
 
 
+_MODULUS: Final = 1 << 128
 _RERUN: Final = "run the same `activault extract` again"
 
 
@@ -57,8 +64,13 @@ class FileRecord(_Part):
 class ArrayFile(FileRecord):
     """One array's file of a shard."""
 
-    values: str
-    """xxh3 of the decoded rows as little-endian float32."""
+    values: str = Field(pattern="^[0-9a-f]{32}$")
+    """Row sum of the decoded rows."""
+
+    @property
+    def row_sum(self) -> int:
+        """`values` as the number that it is."""
+        return int(self.values, 16)
 
 
 class ShardRecord(_Part):
@@ -94,6 +106,18 @@ class ShardRecord(_Part):
             for row, (width, height) in zip(range(*self.rows), sizes, strict=True)
             for status, reason in [bad.get(row, (OK, None))]
         ]
+
+
+class Named(Protocol):
+    """What a digest takes of a record."""
+
+    @property
+    def shard(self) -> int:
+        """Its shard."""
+
+    @property
+    def checksum(self) -> str:
+        """Its checksum."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +158,22 @@ def extract_again(shard: int) -> str:
 def statistics_path(shard: int) -> str:
     """File of a shard's statistics, relative to the store."""
     return f"shards/{shard:05d}.stats.safetensors"
+
+
+def row_sum(rows: range, values: npt.NDArray[np.float32]) -> int:
+    """Sum over rows of the XXH3 of 128 bits of each, seeded with its number; sums of disjoint rows add up.
+
+    Args:
+        rows: the rows' numbers.
+        values: (rows, ...) float32, contiguous.
+    """
+    hashes = (xxhash.xxh3_128_intdigest(value.data, row) for row, value in zip(rows, values, strict=True))
+    return sum(hashes) % _MODULUS
+
+
+def add_row_sums(sums: Iterable[int]) -> str:
+    """Sum of row sums, as 32 hexadecimal digits."""
+    return f"{sum(sums) % _MODULUS:032x}"
 
 
 def make_record(

@@ -16,7 +16,7 @@ from .codecs import array_metadata, group_metadata
 from .errors import CorruptStoreError, NotAStoreError
 from .files import canonical_json, parse_json, pretty_json, xxh3
 from .manifest import FORMAT_VERSION, Manifest
-from .records import ArrayKey, ShardRecord, array_folder
+from .records import ArrayKey, Named, array_folder
 from .storage import Storage
 
 __all__ = ["PLANNING", "ROOT", "Root", "TeacherFile", "check_array", "make_root", "read_root"]
@@ -65,7 +65,7 @@ class Root:
         attributes = {"activault": manifest, "activault_plan": body | {"checksum": checksum}}
         return pretty_json(group_metadata(attributes))
 
-    def digest(self, records: Iterable[ShardRecord]) -> str:
+    def digest(self, records: Iterable[Named]) -> str:
         """Name of the content: over the manifest, the samples, the teacher and the records' checksums."""
         value = {
             "manifest": self.manifest.sha256(),

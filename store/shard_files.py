@@ -1,67 +1,28 @@
-"""One array's shard on disk: written whole through zarr-python, read back chunk by chunk without it.
+"""One array's shard read back, inner chunk by inner chunk; `shard_writing.py` writes it.
 
-Float32 (rows, tokens, dim) in, the hashes of the file and of the values out; chunks (chunk_rows, tokens, dim)
-come back one at a time, each checked.
+A shard's record in; stored values (chunk_rows, tokens, dim) out, one chunk at a time, each checked.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from .chunk_index import IndexCache, join_spans, read_chunk_index
 from .codecs import decode_chunk
 from .errors import CorruptStoreError
-from .files import stored_xxh3, sync_file, xxh3
 from .layout import TokenKind
 from .manifest import Manifest
-from .records import ArrayFile, ArrayKey, array_file, array_folder
-from .storage import Folder, Storage
+from .records import ArrayFile
+from .storage import Storage
 
-__all__ = ["ShardFile", "write_shard_file"]
+__all__ = ["ShardFile"]
 
-Float32 = npt.NDArray[np.float32]
-_CHUNKS_AT_ONCE: Final = 2
-_opening = threading.Lock()
-
-
-def write_shard_file(
-    store: Path, manifest: Manifest, array: ArrayKey, shard: int, values: Float32
-) -> ArrayFile:
-    """Write one array's shard and bring it to disk; returns what the record says of it.
-
-    Raises:
-        OSError: the disk is full, read-only or gone.
-    """
-    # Imported here because reading needs no zarr: it would double the time that opening a store takes.
-    import zarr
-
-    path = array_file(array.layer, array.kind, shard)
-    file = store / path
-    # zarr merges into a file that is there, and a killed writer may have left any.
-    file.unlink(missing_ok=True)
-    rows = manifest.shard_range(shard)
-    folder = store / array_folder(array.layer, array.kind)
-    # An array takes this over when it is opened; the setting is the process's, hence the lock.
-    with _opening, zarr.config.set({"array.write_empty_chunks": True}):
-        target: Any = zarr.open_array(str(folder), mode="r+", zarr_format=3)
-    # Chunks are compressed a few at a time: zarr's ten at once would hold ten more copies of a chunk.
-    with zarr.config.set({"async.concurrency": _CHUNKS_AT_ONCE}):
-        target[rows.start : rows.stop] = values
-    sync_file(file)
-    # The folders up to the array's own: each may be new, and its name lives in the one above.
-    for parent in (file.parent, file.parent.parent, folder / "c", folder):
-        sync_file(parent)
-    return ArrayFile(
-        path=path, bytes=file.stat().st_size, hash=stored_xxh3(Folder(store), path), values=xxh3(values)
-    )
+Array = npt.NDArray[Any]
 
 
 class ShardFile:
@@ -81,6 +42,7 @@ class ShardFile:
         indices: IndexCache,
     ) -> None:
         self._shape = manifest.chunk_shape(kind)
+        self._compression = manifest.compression
         self._what = record.path
         with self._missing_told():
             self._file = storage.open(record.path, record.bytes)
@@ -124,7 +86,7 @@ class ShardFile:
                 start = offset - span.start
                 yield chunk, data[start : start + length]
 
-    def decode(self, chunk: int, data: bytes, out: Float32) -> None:
+    def decode(self, chunk: int, data: bytes, out: Array) -> None:
         """Decode inner chunk `chunk` of the shard into `out` (chunk_rows, tokens, dim).
 
         Raises:
@@ -132,4 +94,4 @@ class ShardFile:
         """
         assert out.shape == self._shape
         assert out.flags.c_contiguous
-        decode_chunk(data, out, f"{self._what}: chunk {chunk}")
+        decode_chunk(data, out, f"{self._what}: chunk {chunk}", self._compression)

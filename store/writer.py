@@ -7,24 +7,24 @@ out.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from .buffer import ShardBuffer
-from .codecs import non_finite, to_float32
+from .checks import checked_content, refuse_imprecise
 from .completion import is_completed, write_completion
-from .errors import ConfigError, IncompleteStoreError, NonFiniteError
-from .files import atomic_write, disk_error, leftovers, lock_shared, locked_alone, xxh3
+from .cores import in_threads, num_cores
+from .errors import ConfigError, IncompleteStoreError, StoreError
+from .files import atomic_write, disk_error, leftovers, lock_shared, locked_alone, sync_folder, xxh3
 from .index import INDEX
+from .marks import Mark, collect_marks, owned
 from .records import (
-    ArrayFile,
     ArrayKey,
     FileRecord,
     ShardRecord,
@@ -36,8 +36,8 @@ from .records import (
 )
 from .root import PLANNING, Root
 from .samples import OK, Outcome
-from .shard_files import write_shard_file
-from .statistics import ChannelStats, statistics_bytes, statistics_of
+from .shard_writing import Content, write_shard_file
+from .statistics import Losses, statistics_bytes
 from .storage import Folder
 
 __all__ = ["StoreWriter"]
@@ -46,7 +46,8 @@ __all__ = ["StoreWriter"]
 class StoreWriter:
     """Writes the shards of a planned store; made by `create_store`. Safe to call from several threads.
 
-    Several writers may work on one store, in one process or many, as long as no two publish the same shard.
+    Several writers may work on one store at once, in one process or many: a shard that two of them publish at
+    the same time is written by the first, and refused to the other.
     """
 
     def __init__(self, path: Path, root: Root, samples: pa.Table) -> None:
@@ -56,17 +57,16 @@ class StoreWriter:
         self._root = root
         self._samples = samples
         self._keys = samples["key"]
-        self._guard = threading.Lock()
-        self._publishing: set[int] = set()
-        handle = lock_shared(path)
-        self._close = weakref.finalize(self, os.close, handle)
-        self._collect(handle)
+        self._handle = lock_shared(path)
+        self._close = weakref.finalize(self, os.close, self._handle)
+        self._collect()
 
-    def _collect(self, handle: int) -> None:
+    def _collect(self) -> None:
         """Remove what killed writers left, unless another writer is at work: it could be theirs."""
-        with locked_alone(handle) as alone:
+        with locked_alone(self._handle) as alone:
             if alone:
                 (self.path / PLANNING).unlink(missing_ok=True)
+                collect_marks(self.path, self.manifest)
                 for file in leftovers(self.path):
                     file.unlink(missing_ok=True)
 
@@ -90,80 +90,90 @@ class StoreWriter:
         """An empty buffer for one shard; it takes `ShardBuffer.nbytes` of memory."""
         return ShardBuffer(self.manifest, shard)
 
-    def publish(self, buffer: ShardBuffer, outcomes: Sequence[Outcome]) -> ShardRecord:
+    def publish(
+        self, buffer: ShardBuffer, outcomes: Sequence[Outcome], threads: int | None = None
+    ) -> ShardRecord:
         """Check a shard, write it and make it valid; rows that are not ok become the fill value.
+
+        Takes memory beside the buffer: two inner chunks a thread, and never more than twice the largest
+        array's shard as float32. If it fails, the shard's files are removed again.
 
         Args:
             buffer: all values of the shard.
             outcomes: one for every row of the shard, in row order.
+            threads: arrays that are encoded at the same time at most; None is one a core.
 
         Raises:
-            ConfigError: the outcomes are not one a row, or this shard is being published already.
-            NonFiniteError: a row that is ok holds a NaN or an infinity; nothing is published.
+            ConfigError: the outcomes are not one a row.
+            NonFiniteError: a row that is ok holds a NaN, an infinity or what float16 cannot hold; nothing is
+                published.
+            PrecisionError: int8 codes are further off than they may be; nothing is published.
+            ShardBusyError: another thread or process is publishing this shard.
             StoreError: the disk is full, read-only or gone; finished shards are kept.
         """
         if len(outcomes) != len(buffer.rows):
             raise ConfigError(
                 f"shard {buffer.shard} has {len(buffer.rows)} rows; got {len(outcomes)} outcomes"
             )
+        arrays = list(arrays_of(self.manifest))
+        # Two chunks a thread are within the bound as long as there are no more threads than chunks.
+        threads = min(threads or num_cores(), len(arrays), self.manifest.chunks_per_shard)
         is_ok = np.array([outcome.status == OK for outcome in outcomes], dtype=bool)
-        with self._owning(buffer.shard):
-            for offset in np.flatnonzero(~is_ok):
-                buffer.clear(int(offset))
-            for array in arrays_of(self.manifest):
-                self._check_finite(buffer, array, is_ok)
-            try:
-                return self._write(buffer, outcomes, is_ok)
-            except OSError as exc:
-                raise disk_error(exc, self.path, 2 * buffer.nbytes) from exc
-
-    @contextmanager
-    def _owning(self, shard: int) -> Iterator[None]:
-        with self._guard:
-            if shard in self._publishing:
-                raise ConfigError(
-                    f"one owner writes a shard; shard {shard} is being published by another thread"
-                )
-            self._publishing.add(shard)
+        for offset in np.flatnonzero(~is_ok):
+            buffer.clear(int(offset))
+        checked = in_threads(
+            lambda array: checked_content(self.manifest, buffer, array, is_ok, self._keys), arrays, threads
+        )
+        contents = dict(zip(arrays, checked, strict=True))
+        for array, content in contents.items():
+            refuse_imprecise(self.manifest, buffer, array, content)
         try:
-            yield
-        finally:
-            with self._guard:
-                self._publishing.remove(shard)
+            self._refuse_another_folder()
+            (self.path / record_path(0)).parent.mkdir(exist_ok=True)
+            with owned(self.path, self.manifest, buffer.shard) as mark:
+                return self._write(mark, buffer, outcomes, contents, threads)
+        except OSError as exc:
+            raise disk_error(exc, self.path, buffer.nbytes) from exc
 
-    def _check_finite(self, buffer: ShardBuffer, array: ArrayKey, is_ok: npt.NDArray[np.bool_]) -> None:
-        for offset, held in enumerate(buffer.held(array)):
-            if not is_ok[offset]:
-                continue
-            wrong = non_finite(held)
-            if wrong.any():
-                row = buffer.rows[offset]
-                value = to_float32(held[wrong][:1])[0]
-                raise NonFiniteError(
-                    f"values must be finite; row {row} ({self._keys[row].as_py()}) holds {value} in layer "
-                    f"{array.layer}, {array.kind} ({int(wrong.sum())} values); check the teacher's weights "
-                    "and its precision; the shard was not published"
-                )
+    def _refuse_another_folder(self) -> None:
+        """What is at the path now must be the folder that was opened: a disk may have been unmounted."""
+        try:
+            same = os.path.samestat(os.fstat(self._handle), self.path.stat())
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise StoreError(
+                f"{self.path} is not the folder any more that was opened (it was unmounted, moved or "
+                "replaced); bring it back, then run the same command again: finished shards are kept"
+            )
 
     def _write(
-        self, buffer: ShardBuffer, outcomes: Sequence[Outcome], is_ok: npt.NDArray[np.bool_]
+        self,
+        mark: Mark,
+        buffer: ShardBuffer,
+        outcomes: Sequence[Outcome],
+        contents: Mapping[ArrayKey, Content],
+        threads: int,
     ) -> ShardRecord:
         shard = buffer.shard
         # From here on the shard and the store are not finished, whatever they were before.
         (self.path / INDEX).unlink(missing_ok=True)
-        (self.path / record_path(shard)).parent.mkdir(exist_ok=True)
         (self.path / record_path(shard)).unlink(missing_ok=True)
-        files: list[ArrayFile] = []
-        statistics: dict[ArrayKey, ChannelStats] = {}
-        for array in arrays_of(self.manifest):
-            values = to_float32(buffer.held(array))
-            files.append(write_shard_file(self.path, self.manifest, array, shard, values))
-            statistics[array] = statistics_of(values if is_ok.all() else values[is_ok])
+        sync_folder(self.path)
+        sync_folder((self.path / record_path(shard)).parent)
+        write = partial(write_shard_file, self.path, self.manifest, shard)
+        written = in_threads(lambda item: write(*item), contents.items(), threads)
+        files, found = zip(*written, strict=True)
+        statistics = {}
+        for array, stats in zip(contents, found, strict=True):
+            errors = buffer.errors(array)
+            statistics[array] = stats if errors is None else replace(stats, losses=Losses(*errors))
         data = statistics_bytes(statistics)
         atomic_write(self.path / statistics_path(shard), data)
         summary = FileRecord(path=statistics_path(shard), bytes=len(data), hash=xxh3(data))
         record, text = make_record(self.manifest, shard, outcomes, files, summary)
-        atomic_write(self.path / record_path(shard), text)
+        self._refuse_another_folder()
+        mark.publish(text)
         return record
 
     def complete(self) -> None:

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activault.store.statistics import ChannelStats, merge, statistics_of
+from activault.store.statistics import ChannelStats, Moments, merge
+
+
+def statistics_of(values: np.ndarray) -> ChannelStats:
+    """Statistics of float32 values (rows, tokens, dim), fed in two parts."""
+    moments = Moments(values.shape[-1])
+    for part in (values[: len(values) // 2], values[len(values) // 2 :]):
+        moments.add(part)
+    absmax = np.abs(values).max(axis=(0, 1), initial=0.0)
+    return moments.finish(absmax.astype(np.float64))
 
 
 def merge_all(parts: Iterable[ChannelStats], dim: int) -> ChannelStats:

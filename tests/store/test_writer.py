@@ -9,6 +9,7 @@ import pytest
 
 from activault.store import ConfigError, IncompleteStoreError, NonFiniteError, Outcome, StoreError, open_store
 from activault.store import writer as writer_module
+from activault.store.errors import ShardBusyError
 
 from .conftest import MakePlan, Plan
 
@@ -82,7 +83,7 @@ def test_one_owner_writes_a_shard(plan: Plan, monkeypatch: pytest.MonkeyPatch) -
     thread = threading.Thread(target=plan.publish, args=(writer, 1))
     thread.start()
     assert inside.wait(20)
-    with pytest.raises(ConfigError, match="one owner writes a shard; shard 1 is being published"):
+    with pytest.raises(ShardBusyError, match="one owner writes a shard; shard 1 is being published"):
         plan.publish(writer, 1)
     go_on.set()
     thread.join()
@@ -257,10 +258,12 @@ def test_everything_is_on_disk_before_the_record(plan: Plan, monkeypatch: pytest
     assert len(arrays) == 9
     folders = {str(folder) for folder in plan.path.glob("layer_*/*/c/**") if folder.is_dir()}
     folders |= {str(folder) for folder in plan.path.glob("layer_*/*") if folder.is_dir()}
-    assert folders <= set(synced[: synced.index(str(plan.path / "shards"))])
-    record = next(place for place, name in enumerate(synced) if ".00000.json." in name)
+    assert folders <= set(synced[: next(p for p, name in enumerate(synced) if ".00000.stats" in name)])
+    record = next(place for place, name in enumerate(synced) if ".00000.json.tmp" in name)
     statistics = next(place for place, name in enumerate(synced) if ".00000.stats" in name)
-    assert max(map(synced.index, arrays)) < statistics < record
+    places = [place for place, name in enumerate(synced) if "/c/0/0/.0." in name]
+    assert len(places) == 9
+    assert max(places) < statistics < record
     assert synced[-1] == str(plan.path / "shards")
 
 

@@ -1,0 +1,158 @@
+"""One array's shard on its way to disk: chunk by chunk, with what the record says of it.
+
+Held values (rows, tokens, dim) in; the file, its hash, the row sums and the statistics out, all from one pass
+over the values while they are in a core's cache. A thread holds one chunk and its encoded bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from .codecs import crc_bytes, fill_of, pack_chunk, store_into, stored_type, to_float32, with_crc
+from .files import sync_file, sync_folder
+from .manifest import Manifest
+from .quantise import Steps
+from .records import ArrayFile, ArrayKey, add_row_sums, array_file, array_folder, row_sum
+from .statistics import ChannelStats, Moments
+
+__all__ = ["ABSENT_CHUNK", "Content", "write_shard_file"]
+
+Array = npt.NDArray[Any]
+ABSENT_CHUNK: Final = 2**64 - 1
+"""Offset and length of a chunk that is not in its file."""
+_GROUP_VALUES: Final = 1 << 17
+"""Values that are hashed and summed at a time: 512 KiB of float32."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What one array's shard holds, checked before anything is written."""
+
+    held: Array
+    """(rows, tokens, dim) held values."""
+    is_ok: npt.NDArray[np.bool_]
+    """(rows,)"""
+    absmax: npt.NDArray[np.float64]
+    """(dim,) over the ok rows."""
+    steps: Steps | None
+    """Of int8 codes."""
+
+    def decoded(self, rows: slice, stored: Array) -> npt.NDArray[np.float32]:
+        """Some rows as float32; `stored` is the same rows as they stand in the array."""
+        if stored.dtype == np.float32:
+            return stored
+        if self.steps is None:
+            return to_float32(self.held[rows])
+        return to_float32(self.held[rows], self.steps.scale, self.steps.offset)
+
+
+class _Stream:
+    """A file that gets its name when it is whole; hashed while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        self._hash = xxhash.xxh3_128()
+        self.size = 0
+
+    def __enter__(self) -> _Stream:
+        self._file = self._temporary.open("wb")
+        return self
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.size += len(data)
+
+    @property
+    def hash(self) -> str:
+        return self._hash.hexdigest()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._file.close()  # writes what is left, so that a full disk shows here at the latest
+            if kind is None:
+                sync_file(self._temporary)
+                self._temporary.replace(self._path)
+        except BaseException:
+            self._remove()
+            raise
+        if kind is not None:
+            self._remove()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):  # the first error is told; what is left is collected
+            self._temporary.unlink()
+
+
+def write_shard_file(
+    store: Path, manifest: Manifest, shard: int, array: ArrayKey, content: Content
+) -> tuple[ArrayFile, ChannelStats]:
+    """Write one array's shard and bring it to disk; returns what the record and the statistics say of it.
+
+    Raises:
+        OSError: the disk is full, read-only or gone.
+    """
+    path = array_file(array.layer, array.kind, shard)
+    file, folder = store / path, store / array_folder(array.layer, array.kind)
+    for parent in (folder / "c", file.parent.parent, file.parent):
+        parent.mkdir(exist_ok=True)
+    moments, sums, index = Moments(manifest.dim), list[int](), list[tuple[int, int]]()
+    with _Stream(file) as stream:
+        for chunk in _chunks(manifest, shard, array, content, moments, sums):
+            packed = pack_chunk(chunk, manifest.compression)
+            index.append((stream.size, len(packed) + 4))
+            stream.write(packed)
+            stream.write(crc_bytes(packed))
+            del packed
+        index += [(ABSENT_CHUNK, ABSENT_CHUNK)] * (manifest.chunks_per_shard - len(index))
+        stream.write(with_crc(b"".join(struct.pack("<QQ", *entry) for entry in index)))
+    # The folders up to the array's own: each may be new, and its name lives in the one above.
+    for parent in (file.parent, file.parent.parent, folder / "c", folder):
+        sync_folder(parent)
+    record = ArrayFile(path=path, bytes=stream.size, hash=stream.hash, values=add_row_sums(sums))
+    return record, moments.finish(content.absmax)
+
+
+def _chunks(
+    manifest: Manifest, shard: int, array: ArrayKey, content: Content, moments: Moments, sums: list[int]
+) -> Iterator[Array]:
+    """Inner chunks (chunk_rows, tokens, dim) of stored values that hold a row, in order.
+
+    Each is valid until the next one is asked for; its rows have been hashed and summed up.
+    """
+    shape, dtype = manifest.chunk_shape(array.kind), stored_type(manifest, array.kind)
+    size, held, first = manifest.chunk_rows, content.held, manifest.shard_range(shard).start
+    scratch: Array | None = None
+    for start in range(0, len(held), size):
+        stop = min(start + size, len(held))
+        if held.dtype == dtype and stop - start == size:
+            chunk = held[start:stop]
+        else:
+            scratch = np.empty(shape, dtype) if scratch is None else scratch
+            scratch[stop - start :] = fill_of(dtype)
+            chunk = scratch
+        step = max(1, _GROUP_VALUES // (shape[1] * shape[2]))
+        for row in range(start, stop, step):
+            rows = slice(row, min(row + step, stop))
+            stored = chunk[rows.start - start : rows.stop - start]
+            if chunk is scratch:
+                store_into(held[rows], stored)
+            values = content.decoded(rows, stored)
+            sums.append(row_sum(range(first + rows.start, first + rows.stop), values))
+            is_ok = content.is_ok[rows]
+            moments.add(values if is_ok.all() else values[is_ok])
+        yield chunk
