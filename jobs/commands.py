@@ -167,18 +167,18 @@ def _image_size(text: str) -> int | tuple[int, int]:
     return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
-def info(store: Path, /, *, json: bool = False) -> int:
+def info(store: str, /, *, json: bool = False) -> int:
     """What is in a store: teacher, preprocessing, layers, tokens, rows, sizes, completeness, digest.
 
     ```
     activault info photos.zarr
-    activault info photos.zarr --json
+    activault info https://example.org/photos.zarr --json
     ```
 
     Parameters
     ----------
     store
-        The store.
+        The store: a path, http(s):// or s3://.
     json
         Print everything as JSON.
     """
@@ -192,7 +192,15 @@ def info(store: Path, /, *, json: bool = False) -> int:
     return 0
 
 
-def verify(store: Path, /, *, deep: bool = False, complete: bool = False, json: bool = False) -> int:
+def verify(
+    store: str,
+    /,
+    *,
+    deep: bool = False,
+    complete: bool = False,
+    repair_plan: Path | None = None,
+    json: bool = False,
+) -> int:
     """Check a store and list every fault; exit status 1 on any.
 
     A store that is sound but not finished is no fault unless --complete asks for it.
@@ -200,23 +208,33 @@ def verify(store: Path, /, *, deep: bool = False, complete: bool = False, json: 
     ```
     activault verify photos.zarr
     activault verify photos.zarr --deep --complete
+    activault verify photos.zarr --deep --repair-plan plan.json
     ```
 
     Parameters
     ----------
     store
-        The store.
+        The store: a path, http(s):// or s3://.
     deep
         Read every byte and hold it against its hash.
     complete
         Count unfinished shards as a fault.
+    repair_plan
+        Write what would mend it as JSON, for `activault extract ... --repair FILE`; - prints it instead of
+        the report.
     json
         Print the report as JSON.
     """
     from . import inspect
 
-    report = inspect.verify(store, deep=deep, complete=complete, quiet=json)
-    if json:
+    to_output = str(repair_plan) == "-"
+    report = inspect.verify(store, deep=deep, complete=complete, quiet=json or to_output)
+    plan = inspect.plan_repair(report)
+    if repair_plan is not None and not to_output:
+        inspect.write_plan(repair_plan, plan)
+    if to_output:
+        _print_json(plan.model_dump(mode="json"))
+    elif json:
         _print_json(inspect.report_json(report))
     else:
         inspect.show_report(store, report)

@@ -6,16 +6,37 @@ store path -> facts (a JSON-able dict) or a `VerifyReport`, and how the terminal
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from activault.store import CorruptStoreError, VerifyReport, open_store, verify_store
+from activault.store.findings import Remedy
+from activault.store.repair import RepairPlan, plan_repair, write_plan
 
 from . import console
 
-__all__ = ["facts", "report_json", "require_sound", "show_facts", "show_report", "verify"]
+__all__ = [
+    "facts",
+    "plan_repair",
+    "printable",
+    "report_json",
+    "require_sound",
+    "show_facts",
+    "show_report",
+    "verify",
+    "write_plan",
+]
+
+_TITLES: Final[dict[Remedy, str]] = {
+    "copy": "only a copy of the store mends",
+    "extract": "mended by extracting again",
+    "rebuild": "mended without an image",
+    "delete": "to be deleted",
+    "reach": "out of reach; mend rights, disk or connection",
+    "finish": "not finished",
+}
 
 
-def facts(path: Path) -> dict[str, Any]:
+def facts(path: Path | str) -> dict[str, Any]:
     """All of `info --json`."""
     return open_store(path).info()
 
@@ -25,7 +46,7 @@ def show_facts(facts: dict[str, Any]) -> None:
     rows = [(key, _spoken(key, value)) for key, value in _flat(facts)]
     width = max(len(key) for key, _ in rows)
     for key, value in rows:
-        console.out.print(f"{key:<{width}}  {value}", soft_wrap=True)
+        console.out.print(f"{key:<{width}}  {printable(value)}", soft_wrap=True)
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -36,6 +57,8 @@ def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _spoken(key: str, value: Any) -> str:
+    if key == "shards":
+        return "all" if value is None else ", ".join(f"{first} to {stop - 1}" for first, stop in value)
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, int) and "bytes" in key:
@@ -45,7 +68,7 @@ def _spoken(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def verify(path: Path, *, deep: bool, complete: bool, quiet: bool) -> VerifyReport:
+def verify(path: Path | str, *, deep: bool, complete: bool, quiet: bool) -> VerifyReport:
     """Check a store, with a bar over the bytes."""
     with console.progress_bar("verify", "B", quiet=quiet) as advance:
         return verify_store(path, deep=deep, complete=complete, progress=advance)
@@ -55,26 +78,68 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
     """The report as `verify --json` prints it."""
     return {
         "ok": report.ok,
+        "state": report.state,
         "complete": report.complete,
+        "deep": report.deep,
         "finished_shards": report.finished_shards,
         "num_shards": report.num_shards,
+        "lost_shards": list(report.lost_shards),
+        "shards_at_work": list(report.shards_at_work),
         "faults": [
-            {"where": fault.where, "rule": fault.rule, "detail": fault.detail} for fault in report.faults
+            {
+                "where": fault.where,
+                "rule": fault.rule,
+                "detail": fault.detail,
+                "remedy": fault.remedy,
+                "shard": fault.shard,
+            }
+            for fault in report.faults
         ],
+        "notes": [{"where": note.where, "text": note.text} for note in report.notes],
+        "repair": None if report.ok else plan_repair(report).model_dump(mode="json"),
     }
 
 
-def show_report(path: Path, report: VerifyReport) -> None:
-    """Every fault on a line of its own, then the verdict."""
-    for fault in report.faults:
-        console.out.print(f"{fault.where}: {fault.rule}; {fault.detail}", soft_wrap=True)
-    shards = f"{report.finished_shards} of {report.num_shards} shards finished"
-    shards += ", complete" if report.complete else ", not complete"
+def show_report(path: Path | str, report: VerifyReport) -> None:
+    """Faults by what mends them, each on a line of its own; notes; the verdict and what to do."""
+    for remedy, title in _TITLES.items():
+        faults = [fault for fault in report.faults if fault.remedy == remedy]
+        if faults:
+            console.out.print(f"{title} ({len(faults)}):", soft_wrap=True)
+        for fault in faults:
+            console.out.print(f"  {printable(str(fault))}", soft_wrap=True)
+    for note in report.notes:
+        console.out.print(f"note: {printable(str(note))}", soft_wrap=True)
     verdict = "sound" if report.ok else f"{len(report.faults)} fault(s)"
-    console.out.print(f"{path}: {verdict}, {shards}", soft_wrap=True)
+    console.out.print(f"{path}: {verdict}, {_spoken_state(report)}", soft_wrap=True)
+    plan = plan_repair(report)
+    if plan.shards or plan.records or plan.metadata or plan.tables or plan.delete:
+        console.out.print(_repair_hint(path, plan), soft_wrap=True)
 
 
-def require_sound(path: Path, *, quiet: bool) -> None:
+def _spoken_state(report: VerifyReport) -> str:
+    spoken = f"{report.finished_shards} of {report.num_shards} shards finished"
+    if report.shards_at_work:
+        spoken += f", {len(report.shards_at_work)} being written"
+    if report.lost_shards:
+        spoken += f", the records of {len(report.lost_shards)} lost"
+    return spoken + (", complete" if report.complete else ", not complete")
+
+
+def _repair_hint(path: Path | str, plan: RepairPlan) -> str:
+    again = f"extracts {plan.num_rows} row(s) again" if plan.needs_images else "needs no image"
+    first = f"`activault verify {path} --deep --repair-plan plan.json`"
+    return f"repair: {first}, then the same `activault extract` with --repair plan.json; it {again}" + (
+        "" if plan.deep else " (more, if --deep finds more)"
+    )
+
+
+def printable(text: str) -> str:
+    """`text` without what would steer a terminal: a store may come from anyone."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def require_sound(path: Path | str, *, quiet: bool) -> None:
     """A deep verification of a finished store that other steps stand on.
 
     Raises:

@@ -88,10 +88,16 @@ def test_verify_exits_with_0_on_a_sound_store(activault: Command, store: Path) -
     assert answer.status == 0
     assert answer.json == {
         "ok": True,
+        "state": "complete",
         "complete": True,
+        "deep": True,
         "finished_shards": 3,
         "num_shards": 3,
+        "lost_shards": [],
+        "shards_at_work": [],
         "faults": [],
+        "notes": [],
+        "repair": None,
     }
 
 
