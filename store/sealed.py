@@ -1,15 +1,18 @@
 """Parquet files that carry a hash of themselves, so that no altered byte is ever believed.
 
 The seal is 32 hexadecimal digits in the footer's key-value metadata: the xxh3 of the file with those digits
-replaced by zeros. Any Parquet reader opens the file as usual.
+replaced by zeros. Any Parquet reader opens the file as usual. A seal is no signature: what a sealed file says
+of itself is held against bounds before it is decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
@@ -21,6 +24,8 @@ __all__ = ["read_sealed", "sealed_bytes", "write_sealed"]
 
 _BLANK = b"0" * 32
 _MARK = b"activault.seal"
+_UNIQUE: Final = frozenset({"row", "key", "record"})
+"""Columns whose values hardly repeat, written without a dictionary: it would only cost time."""
 
 
 def _digits(data: bytes | bytearray) -> slice | None:
@@ -42,7 +47,10 @@ def _seal_of(data: bytes | bytearray, digits: slice) -> bytes:
 def sealed_bytes(table: pa.Table, metadata: Mapping[str, str] | None = None) -> bytes:
     """`table` as a sealed Parquet file, with further footer metadata."""
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, compression="zstd", store_schema=False) as writer:
+    repeating: Any = [name for name in table.schema.names if name not in _UNIQUE]
+    with pq.ParquetWriter(
+        sink, table.schema, compression="zstd", store_schema=False, use_dictionary=repeating
+    ) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({**(metadata or {}), _MARK.decode(): _BLANK.decode()})
     data = bytearray(sink.getvalue().to_pybytes())
@@ -61,7 +69,14 @@ def write_sealed(path: Path, table: pa.Table, metadata: Mapping[str, str] | None
 
 
 def read_sealed(
-    storage: Storage, path: str, schema: pa.Schema, num_rows: int, max_bytes: int
+    storage: Storage,
+    path: str,
+    schema: pa.Schema,
+    num_rows: int,
+    max_bytes: int,
+    *,
+    columns: Collection[str] | None = None,
+    keep_dictionaries: bool = False,
 ) -> tuple[pa.Table, dict[str, str], str]:
     """Table, footer metadata and xxh3 of a sealed Parquet file.
 
@@ -70,29 +85,84 @@ def read_sealed(
         path: the file within it.
         schema: the columns that it must have.
         num_rows: how many rows it must say in its footer, before they are read.
-        max_bytes: a larger file is not read at all.
+        max_bytes: a larger file is not read at all, one that holds more than this is not decoded.
+        columns: which to decode; all by default. Of 3 million samples all take 1.4 s, `status` 0.01 s.
+        keep_dictionaries: leave columns of strings that repeat as Arrow dictionaries.
 
     Raises:
         CorruptStoreError: a byte of the file is not what was written, or it is not as asked.
         FileNotFoundError: there is no such file.
     """
     remedy = f"delete {path} and run the same `activault extract` again"
+    # Not a memory map: what lies in one can change after its seal was checked, or be gone with the disk.
     data = storage.read(path, max_bytes)
     digits = _digits(data)
     if digits is None or data[digits] != _seal_of(data, digits):
         raise CorruptStoreError(f"{path} is not what was written (its seal disagrees); {remedy}")
+    names = [name for name in schema.names if columns is None or name in columns]
     try:
-        file = pq.ParquetFile(pa.BufferReader(data))
-        if file.metadata.num_rows != num_rows:
-            raise CorruptStoreError(
-                f"{path} must have {num_rows} rows; it has {file.metadata.num_rows}; {remedy}"
-            )
-        table = file.read()
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=_dictionaries(schema))
+        _check_schema(pq.read_schema(pa.BufferReader(data)), schema)
+        _check_footer(file.metadata, schema, num_rows, max_bytes)
+        table = file.read(columns=names)
+        _check_strings(table, max_bytes)
+        if not keep_dictionaries:
+            table = table.cast(pa.schema([schema.field(name) for name in names]))
+    except _Unlike as exc:
+        raise CorruptStoreError(f"{path} {exc}; {remedy}") from exc
     except (pa.ArrowException, OSError) as exc:
         raise CorruptStoreError(f"{path} cannot be read as Parquet ({exc}); {remedy}") from exc
     metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
-    if not table.schema.equals(schema):
-        raise CorruptStoreError(
-            f"{path} must have the columns {schema.names}; it has {table.schema.names}; {remedy}"
-        )
     return table, metadata, xxh3(data)
+
+
+class _Unlike(Exception):  # noqa: N818  (never leaves this file)
+    """The file is not as asked; says how."""
+
+
+def _dictionaries(schema: pa.Schema) -> list[str]:
+    """Columns that are read as dictionaries: a short file cannot make long strings of them."""
+    return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in _UNIQUE]
+
+
+def _check_schema(found: pa.Schema, schema: pa.Schema) -> None:
+    if not found.equals(schema):
+        raise _Unlike(f"must have the columns {schema.names}; it has {found.names}")
+
+
+def _check_footer(metadata: Any, schema: pa.Schema, num_rows: int, max_bytes: int) -> None:
+    """Hold what the footer states against what is asked and allowed, before anything is decoded.
+
+    Arrow believes a page's own header beyond this: one that lies can still make it allocate 2 GiB.
+    """
+    if metadata.num_rows != num_rows:
+        raise _Unlike(f"must have {num_rows} rows; it has {metadata.num_rows}")
+    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    if any(group.num_rows < 1 for group in groups) or sum(group.num_rows for group in groups) != num_rows:
+        raise _Unlike(f"must have {num_rows} rows in its parts; they say otherwise")
+    nested = {field.name for field in schema if pa.types.is_list(field.type)}
+    total = 0
+    for group in groups:
+        for place in range(group.num_columns):
+            column = group.column(place)
+            name = column.path_in_schema.partition(".")[0]
+            if name not in nested and column.num_values != group.num_rows:
+                raise _Unlike(f"must have a value a row in {name}; it says otherwise")
+            if name in _UNIQUE and column.has_dictionary_page:
+                raise _Unlike(f"must have no dictionary for {name}; it has one")
+            # Levels and indices of a value take no more than it; lists hold float64.
+            total += max(column.total_uncompressed_size, 0) + 8 * column.num_values * (name in nested)
+    if total > max_bytes:
+        raise _Unlike(f"must hold at most {max_bytes} bytes; it says that it holds {total}")
+
+
+def _check_strings(table: pa.Table, max_bytes: int) -> None:
+    """Refuse dictionaries that would make too much of their indices."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_dictionary(column.type):
+            chunks: list[Any] = column.chunks
+            lengths: list[Any] = [pc.binary_length(chunk.dictionary) for chunk in chunks]
+            taken = (each.take(chunk.indices) for each, chunk in zip(lengths, chunks, strict=True))
+            total = sum(pc.sum(each).as_py() or 0 for each in taken)
+            if total > max_bytes:
+                raise _Unlike(f"must hold at most {max_bytes} bytes; {name} alone holds {total}")
