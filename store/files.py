@@ -67,8 +67,11 @@ def xxh3(data: Any) -> str:
     return xxhash.xxh3_128(data).hexdigest()
 
 
-def _told(blocks: Iterable[bytes], progress: Callable[[int], None] | None) -> Iterator[bytes]:
-    for block in blocks:
+def _told(
+    storage: Storage, path: str, progress: Callable[[int], None] | None
+) -> Iterator[bytes | memoryview]:
+    """A file's blocks, each gone when the next is asked for; `progress` is told their sizes."""
+    for block in storage.passing_blocks(path) if isinstance(storage, Folder) else storage.blocks(path):
         yield block
         if progress is not None:
             progress(len(block))
@@ -82,7 +85,7 @@ def stored_xxh3(storage: Storage, path: str, progress: Callable[[int], None] | N
         StorageError: it cannot be read.
     """
     state = xxhash.xxh3_128()
-    for block in _told(storage.blocks(path), progress):
+    for block in _told(storage, path, progress):
         state.update(block)
     return state.hexdigest()
 
@@ -95,7 +98,7 @@ def file_sha256(path: Path) -> str:
 def stored_sha256(storage: Storage, path: str, progress: Callable[[int], None] | None = None) -> str:
     """SHA-256 of a file's bytes, in blocks; raises as `stored_xxh3` does."""
     state = hashlib.sha256()
-    for block in _told(storage.blocks(path), progress):
+    for block in _told(storage, path, progress):
         state.update(block)
     return state.hexdigest()
 

