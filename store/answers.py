@@ -33,7 +33,7 @@ def may_pass(exc: Exception) -> bool:
 
 def told(exc: Exception, path: str, where: str) -> Exception:
     """The failure of a request for `path` below the URL `where`."""
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+    from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 
     what = f"{where}/{path}".rstrip("/")
     text = str(exc).partition("\n\nDebug source")[0]
@@ -50,7 +50,7 @@ def told(exc: Exception, path: str, where: str) -> Exception:
         return AccessDeniedError(f"{what} may not be read ({status or 'denied'}); {_access_remedy(where)}")
     if status == 416:
         return BeyondEndError(reason)
-    if "non-partial response" in text:
+    if isinstance(exc, NotSupportedError) or "non-partial response" in text:
         return StorageError(
             f"{what}: this server ignores Range requests (it answered 200 where 206 was due); use one that "
             "heeds them"

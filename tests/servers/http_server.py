@@ -101,6 +101,7 @@ class StaticServer:
         """Most requests that were being answered at one time."""
         self._at_once = 0
         self._rules: list[_Rule] = []
+        self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -137,6 +138,10 @@ class StaticServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        with self._lock:
+            for connection in self._connections:  # clients keep them for their next request
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -185,6 +190,16 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        with self.server.owner._lock:
+            self.server.owner._connections.add(self.connection)
+
+    def finish(self) -> None:
+        with self.server.owner._lock:
+            self.server.owner._connections.discard(self.connection)
+        super().finish()
 
     def log_message(self, *args: Any) -> None:
         """Requests are kept in `requests` instead."""
