@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from activault.extract import ExtractOptions, ExtractSummary
+    from activault.extract.backbone import Backbone
     from activault.train import ProbeReport, Raptor, RolloutMetrics, Run, RunSummary, TrainRecipe
 
 __all__ = [
@@ -63,14 +64,15 @@ def train_run(
     quiet: bool = False,
 ) -> RunSummary:
     """Train a recipe to its end, finding its phases and fetching the teacher's blocks from the store."""
-    from activault.extract.backbone import load_teacher
     from activault.extract.machine import choose_device
     from activault.train import StageProgress, load_recipe, train
 
     recipe, chosen = load_recipe(recipe_path, overrides), choose_device(device)
     store = open_store(recipe.store)
     cuts = recipe.cuts if recipe.cuts is not None else _cuts_of(recipe, store, out, quiet)
-    blocks = list(load_teacher(store.teacher_dir).blocks) if recipe.teacher_block else None
+    blocks = None
+    if recipe.teacher_block:
+        blocks = list(_teacher_of(store, 'start the blocks at random (init = "random")').blocks)
     total = recipe.stage1.steps * (len(cuts) + 1) + recipe.stage2.steps
     done: dict[str, int] = {}
     with console.progress_bar("train", "steps", quiet=quiet) as advance:
@@ -83,6 +85,20 @@ def train_run(
         return train(
             recipe, out, store=store, cuts=cuts, teacher_blocks=blocks, device=chosen, progress=report
         )
+
+
+def _teacher_of(store: Store, remedy: str) -> Backbone:
+    """The store's own teacher.
+
+    Raises:
+        ConfigError: it has none, as an imported one.
+        WeightsError: its files are damaged.
+    """
+    from activault.extract.backbone import load_teacher
+
+    if not store.teacher_dir.is_dir() or not any(store.teacher_dir.iterdir()):
+        raise ConfigError(f"this needs the teacher's weights, and {store.path} carries none; {remedy}")
+    return load_teacher(store.teacher_dir)
 
 
 def _cuts_of(recipe: TrainRecipe, store: Store, out: Path, quiet: bool) -> tuple[int, ...]:
@@ -105,7 +121,6 @@ def probe_run(
     quiet: bool = False,
 ) -> ProbeReport:
     """Teacher, surrogate and baselines under linear heads; also written to the run's `probe.json`."""
-    from activault.extract.backbone import load_teacher
     from activault.extract.machine import choose_device
     from activault.train import load_run, probe, repeated_blocks
     from activault.train.checkpoint import write_json
@@ -113,7 +128,7 @@ def probe_run(
     store, run, chosen = open_store(path), load_run(run_path), choose_device(device)
     _check_fit(store, run)
     train_rows, test_rows = rows_of(store, "train"), rows_of(store, "test")
-    teacher = load_teacher(store.teacher_dir).to(chosen)
+    teacher = _teacher_of(store, "probe from a store that `activault extract` made").to(chosen)
     untrained = repeated_blocks(run.model.config, list(teacher.blocks)).to(chosen)
     with console.progress_bar("probe", "rows", quiet=quiet) as advance:
         report = probe(
