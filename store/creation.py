@@ -16,7 +16,7 @@ import pyarrow as pa
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
 from .errors import ConfigError, NotAStoreError, StoreError, StoreMismatchError
-from .files import atomic_write, disk_error, file_sha256, is_leftover, pretty_json, sync_file, sync_folder
+from .files import atomic_write, disk_error, file_sha256, is_leftover, locked_by_one, pretty_json, sync_file, sync_folder
 from .layout import layer_name
 from .manifest import Manifest
 from .records import array_folder, arrays_of
@@ -70,7 +70,10 @@ def plan_store(
 ) -> Root:
     """Plan the store at `path`, or find the same one there; raises as `create_store` does, and `OSError`."""
     if is_free(path):
-        return _plan(path, manifest, samples, teacher_files)
+        path.mkdir(parents=True, exist_ok=True)
+        with locked_by_one(path):
+            if is_free(path):  # and not planned by another process while this one waited
+                return _plan(path, manifest, samples, teacher_files)
     _refuse_foreign(path)
     root = read_root(Folder(path))
     _refuse_difference(path, root, manifest, samples, remedy)
@@ -154,7 +157,6 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _plan(path: Path, manifest: Manifest, samples: pa.Table, teacher_files: TeacherFiles) -> Root:
-    path.mkdir(parents=True, exist_ok=True)
     _clear(path)
     atomic_write(path / PLANNING, b"This store is being planned. If nothing is planning it, plan it again.\n")
     teacher = _write_teacher(path / "teacher", teacher_files)

@@ -30,6 +30,7 @@ __all__ = [
     "leftovers",
     "lock_shared",
     "locked_alone",
+    "locked_by_one",
     "parse_json",
     "pretty_json",
     "stored_sha256",
@@ -153,6 +154,18 @@ def lock_shared(folder: Path) -> int:
     handle = os.open(folder, os.O_RDONLY)
     _share(handle)
     return handle
+
+
+@contextlib.contextmanager
+def locked_by_one(folder: Path) -> Iterator[None]:
+    """Wait until nobody else is at work in the folder, and keep others waiting meanwhile."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _share(handle: int) -> None:

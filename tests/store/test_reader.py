@@ -107,9 +107,9 @@ def test_each_chunk_is_decompressed_once(store: Store, monkeypatch: pytest.Monke
     seen: list[str] = []
     original = shard_files.decode_chunk
 
-    def counted(data: bytes, out: np.ndarray, what: str) -> None:
+    def counted(data: bytes, out: np.ndarray, what: str, compression: str) -> None:
         seen.append(what)
-        original(data, out, what)
+        original(data, out, what, compression)
 
     monkeypatch.setattr(shard_files, "decode_chunk", counted)
     store.read(np.random.default_rng(0).permutation(50).repeat(2), [0, 4])
