@@ -1,4 +1,4 @@
-"""One shard of a copy: claimed, its files brought in, and its record made last.
+"""One shard of a copy: marked, its files brought in, and its record made last.
 
 Pieces of the sources in; array files, statistics and record of one shard on disk out.
 """
@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from .claims import ShardClaim
 from .copy_plan import Piece
 from .fetching import FileToFetch, Stopped
 from .files import atomic_write, sync_folder
+from .index import INDEX
 from .joins import RecordPiece, join_record, join_statistics, picked
 from .manifest import Manifest
-from .records import array_folder, arrays_of, statistics_path
+from .marks import take_mark
+from .records import array_folder, arrays_of, record_path, statistics_path
 from .sources import read_checked
 
 __all__ = ["ShardCopy"]
@@ -33,7 +34,7 @@ class ShardCopy:
         pool: threads to do so.
 
     Raises:
-        StoreError: another process is writing this shard.
+        ShardBusyError: another process is writing this shard.
     """
 
     def __init__(
@@ -49,7 +50,11 @@ class ShardCopy:
         self._manifest = manifest
         self._shard = shard
         self._pieces = [(piece.source.storage, piece.of(shard)) for piece in pieces]
-        self._claim = ShardClaim(path, shard)
+        self._mark = take_mark(path, shard)
+        # From here on the shard and the store are not finished, whatever they were before.
+        (path / INDEX).unlink(missing_ok=True)
+        (path / record_path(shard)).unlink(missing_ok=True)
+        sync_folder(path / "shards")
         self._statistics = pool.submit(self._read_statistics)
         self._files: list[Future[None]] = []
         for storage, piece in self._pieces:
@@ -83,10 +88,10 @@ class ShardCopy:
             # The folders up to the array's own: each may be new, and its name lives in the one above.
             for parent in (f"c/{self._shard}/0", f"c/{self._shard}", "c", ""):
                 sync_folder(folder / parent)
-        self._claim.publish(text)
+        self._mark.publish(text)
         self.close()
         return len(statistics)
 
     def close(self) -> None:
-        """Give up the claim; the files that are there stay."""
-        self._claim.close()
+        """Let go of the shard; the files that are there stay."""
+        self._mark.close()

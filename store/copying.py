@@ -6,25 +6,27 @@ moment, so that a copy that was killed goes on, verifies, and is never mistaken 
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 
-from .claims import CopyLock
 from .completion import is_completed, write_completion
 from .copy_plan import REMEDY, CopyPlan, kept_shards
 from .copy_shard import ShardCopy
 from .creation import is_free, plan_store
 from .errors import CorruptStoreError, StoreError, StoreMismatchError
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
-from .files import disk_error
+from .files import disk_error, leftovers, lock_shared, locked_alone
 from .index import INDEX
+from .marks import MARK_NAME
+from .root import PLANNING
 from .storage import Folder
 
 __all__ = ["Progress", "copy_store"]
@@ -101,7 +103,7 @@ class _Copy:
             self._plan(samples)
         else:
             self._fetch_teacher(self.path / "teacher")  # those that are there are looked at
-        with closing(CopyLock(self.path)):
+        with _at_work(self.path):
             todo = [shard for shard in plan.shards if shard not in kept]
             if todo:
                 self._copy_shards(todo, num_threads)
@@ -157,6 +159,25 @@ class _Copy:
     def _finish(self, under_way: deque[ShardCopy]) -> None:
         self.arrived(under_way[0].finish())
         under_way.popleft()
+
+
+@contextmanager
+def _at_work(path: Path) -> Iterator[None]:
+    """Hold the writers' shared lock; first remove what killed copies left half-written.
+
+    Marks stay, with the files of their shards: the copy goes on with both.
+    """
+    handle = lock_shared(path)
+    try:
+        with locked_alone(handle) as alone:
+            if alone:
+                (path / PLANNING).unlink(missing_ok=True)
+                for file in leftovers(path):
+                    if MARK_NAME.fullmatch(file.name) is None:
+                        file.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _refuse_small_disk(path: Path, needed: int) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -20,67 +20,86 @@ from .files import sync_folder
 from .manifest import Manifest
 from .records import array_file, arrays_of, record_path, statistics_path
 
-__all__ = ["Mark", "collect_marks", "owned", "owned_shards"]
+__all__ = ["MARK_NAME", "Mark", "collect_marks", "own", "owned_shards", "take_mark"]
 
-_MARK: Final = re.compile(r"\.(\d{5,12})\.json\.tmp")
+MARK_NAME: Final = re.compile(r"\.(\d{5,12})\.json\.tmp")
 
 
 class Mark:
-    """A shard's mark, held by this thread."""
+    """A shard's mark, held until it is closed or collected; whoever holds it is the one owner."""
 
-    def __init__(self, store: Path, shard: int, handle: int) -> None:
+    def __init__(self, store: Path, manifest: Manifest, shard: int, handle: int) -> None:
         self._store = store
+        self._manifest = manifest
+        self._shard = shard
+        self.handle = handle
         self._record = store / record_path(shard)
-        self._handle = handle
+        self.close = weakref.finalize(self, os.close, handle)
+        """Give up the ownership; the mark, if it is there still, is a leftover then."""
 
     def publish(self, text: bytes) -> None:
         """Make the mark the shard's record, and bring it to disk."""
-        os.ftruncate(self._handle, 0)
+        os.ftruncate(self.handle, 0)
         written = 0
         while written < len(text):
-            written += os.pwrite(self._handle, text[written:], written)
-        os.fsync(self._handle)
-        os.replace(_mark_of(self._record), self._record)  # noqa: PTH105  (beside the other system calls)
+            written += os.pwrite(self.handle, text[written:], written)
+        os.fsync(self.handle)
+        _mark_of(self._record).replace(self._record)
         sync_folder(self._record.parent)
+
+    def discard(self) -> None:
+        """Remove what the owner wrote, then the mark, and give up the ownership.
+
+        A shard that has its record still was not touched yet: records go before the first file is written.
+
+        Raises:
+            OSError: something cannot be removed; the mark stays then.
+        """
+        try:
+            if not self._record.exists():
+                self._remove_files()
+            _mark_of(self._record).unlink(missing_ok=True)
+        finally:
+            self.close()
+
+    def _remove_files(self) -> None:
+        for array in arrays_of(self._manifest):
+            file = self._store / array_file(array.layer, array.kind, self._shard)
+            _remove(file)
+            for temporary in file.parent.glob(".*.tmp"):
+                _remove(temporary)
+        _remove(self._store / statistics_path(self._shard))
 
 
 def _mark_of(record: Path) -> Path:
     return record.with_name(f".{record.name}.tmp")
 
 
-@contextlib.contextmanager
-def owned(store: Path, manifest: Manifest, shard: int) -> Iterator[Mark]:
-    """Be the shard's one owner meanwhile; after an error its files are removed, and then the mark.
+def _remove(file: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        file.unlink()
+        sync_folder(file.parent)
+
+
+def own(store: Path, manifest: Manifest, shard: int) -> Mark:
+    """Become the shard's one owner; the mark of a killed one is taken over.
 
     Raises:
         ShardBusyError: another thread or process owns it.
         OSError: the mark cannot be made.
     """
-    handle = _take(store, shard)
-    try:
-        yield Mark(store, shard, handle)
-    except BaseException:
-        # Best effort: the first error is told, and a mark that stays is collected later.
-        with contextlib.suppress(OSError):
-            _discard(store, manifest, shard)
-        raise
-    finally:
-        os.close(handle)
-
-
-def _take(store: Path, shard: int) -> int:
-    mark = _mark_of(store / record_path(shard))
+    path = _mark_of(store / record_path(shard))
+    path.parent.mkdir(exist_ok=True)
     while True:
-        handle = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        mark = Mark(store, manifest, shard, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
         try:
-            _lock(handle, shard)
-            if _is_at(handle, mark):
-                return handle
+            _lock(mark.handle, shard)
+            if _is_at(mark.handle, path):
+                return mark
         except BaseException:
-            os.close(handle)
+            mark.close()
             raise
-        # Between opening and locking its owner made it the record, or removed it.
-        os.close(handle)
+        mark.close()  # between opening and locking its owner made it the record, or removed it
 
 
 def _lock(handle: int, shard: int) -> None:
@@ -103,39 +122,12 @@ def _is_at(handle: int, path: Path) -> bool:
 
 def owned_shards(store: Path) -> list[int]:
     """Shards with a mark, ascending: owned, or left by a killed writer."""
-    names = (_MARK.fullmatch(entry.name) for entry in (store / "shards").glob(".*.tmp"))
+    names = (MARK_NAME.fullmatch(entry.name) for entry in (store / "shards").glob(".*.tmp"))
     return sorted(int(match[1]) for match in names if match is not None)
 
 
 def collect_marks(store: Path, manifest: Manifest) -> None:
     """Remove the marks of killed writers, each after its shard's files; living owners' stay."""
     for shard in owned_shards(store):
-        try:
-            handle = _take(store, shard)
-        except ShardBusyError:
-            continue
-        try:
-            _discard(store, manifest, shard)
-        finally:
-            os.close(handle)
-
-
-def _discard(store: Path, manifest: Manifest, shard: int) -> None:
-    """Remove what the owner of a mark wrote, then the mark.
-
-    A shard that has its record still was not touched yet: records go before the first file is written.
-    """
-    if not (store / record_path(shard)).exists():
-        for array in arrays_of(manifest):
-            file = store / array_file(array.layer, array.kind, shard)
-            _remove(file)
-            for temporary in file.parent.glob(".*.tmp"):
-                _remove(temporary)
-        _remove(store / statistics_path(shard))
-    _mark_of(store / record_path(shard)).unlink(missing_ok=True)
-
-
-def _remove(file: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        file.unlink()
-        sync_folder(file.parent)
+        with contextlib.suppress(ShardBusyError):
+            own(store, manifest, shard).discard()
