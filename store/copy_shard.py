@@ -15,7 +15,7 @@ from .files import atomic_write, sync_folder
 from .index import INDEX
 from .joins import RecordPiece, join_record, join_statistics, picked
 from .manifest import Manifest
-from .marks import take_mark
+from .marks import own
 from .records import array_folder, arrays_of, record_path, statistics_path
 from .sources import read_checked
 
@@ -50,7 +50,7 @@ class ShardCopy:
         self._manifest = manifest
         self._shard = shard
         self._pieces = [(piece.source.storage, piece.of(shard)) for piece in pieces]
-        self._mark = take_mark(path, shard)
+        self._mark = own(path, manifest, shard)
         # From here on the shard and the store are not finished, whatever they were before.
         (path / INDEX).unlink(missing_ok=True)
         (path / record_path(shard)).unlink(missing_ok=True)

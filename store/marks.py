@@ -20,7 +20,7 @@ from .files import sync_folder
 from .manifest import Manifest
 from .records import array_file, arrays_of, record_path, statistics_path
 
-__all__ = ["MARK_NAME", "Mark", "collect_marks", "own", "owned_shards", "take_mark"]
+__all__ = ["MARK_NAME", "Mark", "collect_marks", "own", "owned_shards"]
 
 MARK_NAME: Final = re.compile(r"\.(\d{5,12})\.json\.tmp")
 
