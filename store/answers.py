@@ -37,16 +37,16 @@ def told(exc: Exception, path: str, where: str) -> Exception:
 
     what = f"{where}/{path}".rstrip("/")
     text = str(exc).partition("\n\nDebug source")[0]
-    reason = " ".join(text.split())[:400]
+    reason = " ".join(text.partition("<")[0].split())[:400]  # an error page says no more
     found = _STATUS.search(text)
     status = int(found[1]) if found else 0
     if "NoSuchBucket" in text:
         return StorageError(f"{what}: there is no such bucket; check the URL and AWS_ENDPOINT_URL")
     if isinstance(exc, FileNotFoundError) or status == 410:
         return FileNotFoundError(path)
-    # AWS answers 400, not 403, where a session's token has run out.
-    expired = "ExpiredToken" in text or "InvalidToken" in text
-    if isinstance(exc, (PermissionDeniedError, UnauthenticatedError)) or expired:
+    # AWS answers 400 where a session's token has run out; a refused listing has no type of its own.
+    denied = status in {401, 403} or "ExpiredToken" in text or "InvalidToken" in text
+    if denied or isinstance(exc, (PermissionDeniedError, UnauthenticatedError)):
         return AccessDeniedError(f"{what} may not be read ({status or 'denied'}); {_access_remedy(where)}")
     if status == 416:
         return BeyondEndError(reason)
