@@ -8,16 +8,21 @@ int8 codes. *Stored*, in an array: float32 (also for bfloat16), float16 or int8.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
-from numcodecs import blosc
 
 from .errors import CorruptStoreError
 from .layout import TokenKind
+from .lazy import Lazy
 from .manifest import Compression, Manifest, StoredDtype
+
+if TYPE_CHECKING:
+    from . import blosc
+else:
+    blosc = Lazy("activault.store.blosc")
 
 __all__ = [
     "FILL_BITS",
@@ -52,17 +57,12 @@ MAX_CODE: Final = 127
 _CAST_VALUES: Final = 1 << 16
 """Values rounded at a time: 256 KiB of float32, so that the passes stay in a core's own cache."""
 _BLOSC_HEADER: Final = 16
-_SHUFFLES: Final = {"noshuffle": blosc.NOSHUFFLE, "bitshuffle": blosc.BITSHUFFLE}
 _HELD: Final[dict[StoredDtype, type[np.generic]]] = {
     "bfloat16": np.uint16,
     "float16": np.float16,
     "float32": np.float32,
     "int8": np.int8,
 }
-
-# Blosc's own threads put the blocks of a chunk in the order in which they finish: the same values would not
-# always be the same bytes. zarr-python sets the same for the whole process.
-blosc.use_threads = False
 
 
 def held_type(manifest: Manifest, kind: TokenKind) -> np.dtype[Any]:
@@ -243,7 +243,7 @@ def pack_chunk(values: Array, compression: Compression) -> bytes:
         return values.tobytes()
     how = _blosc_of(values.dtype)
     # Its typesize is the values' own.
-    shuffle = _SHUFFLES[how["shuffle"]]
+    shuffle = blosc.NOSHUFFLE if how["shuffle"] == "noshuffle" else blosc.BITSHUFFLE
     packed: bytes = blosc.compress(values, how["cname"].encode(), how["clevel"], shuffle, how["blocksize"])
     return packed
 

@@ -10,15 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from .errors import ConfigError
+from .lazy import Lazy
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Lazy("pyarrow.compute")
 
 __all__ = [
     "ABSENT",

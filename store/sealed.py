@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
 from .errors import CorruptStoreError
 from .files import atomic_write, xxh3
+from .lazy import Lazy
 from .storage import Storage
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+else:
+    pc, pq = Lazy("pyarrow.compute"), Lazy("pyarrow.parquet")
 
 __all__ = ["read_sealed", "sealed_bytes", "write_sealed"]
 
