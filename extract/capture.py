@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ __all__ = ["Decoded", "Progress", "StallTimes", "capture", "exact_arithmetic", "
 
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
+_WAIT: Final = 0.5
+"""Seconds until shards that other processes own are looked at again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,9 @@ def capture(
 ) -> StallTimes:
     """Compute and publish every unfinished shard of the store, or some of them.
 
+    Several processes may do so at once: each computes the shards that it claims first, then waits for those
+    of the others, and computes them itself if their owner dies.
+
     Args:
         writer: of a store that was planned for this teacher.
         backbone: the teacher, on its device.
@@ -107,18 +112,45 @@ def capture(
     Raises:
         NonFiniteError, StoreError: from publishing.
     """
-    manifest, stalls = writer.manifest, StallTimes()
-    shards = writer.unfinished if shards is None else shards
-    rows = [row for shard in shards for row in manifest.shard_range(shard)]
-    done = manifest.num_rows - len(rows)
+    stalls = StallTimes()
+    wanted = writer.unfinished if shards is None else list(shards)
+    while True:
+        _capture_claimed(writer, backbone, decode, wanted, stalls, batch_size, workers, progress)
+        wanted = [shard for shard in wanted if not writer.is_finished(shard)]
+        if not wanted:
+            return stalls
+        time.sleep(_WAIT)
+
+
+def _capture_claimed(
+    writer: StoreWriter,
+    backbone: Backbone,
+    decode: Callable[[int], Decoded],
+    shards: Sequence[int],
+    stalls: StallTimes,
+    batch_size: int,
+    workers: int,
+    progress: Progress | None,
+) -> None:
+    """Compute and publish those of `shards` that no other writer owns or has finished by then."""
+    manifest, claimed = writer.manifest, deque[int]()
+    done = manifest.num_rows - sum(len(manifest.shard_range(shard)) for shard in shards)
+
+    def rows() -> Iterator[int]:
+        # The decoders ask ahead, so that the next shard is claimed before the one at hand is done.
+        for shard in shards:
+            if writer.claim(shard):
+                claimed.append(shard)
+                yield from manifest.shard_range(shard)
+
     with (
         quiet_decoders(),
         exact_arithmetic(),
-        _Publisher(writer, stalls) as publisher,
-        _Decoder(decode, rows, workers, ahead=2 * batch_size + workers) as decoder,
+        _Publisher(writer, stalls, _writer_threads(backbone)) as publisher,
+        _Decoder(decode, rows(), workers, ahead=2 * batch_size + workers) as decoder,
     ):
-        for shard in shards:
-            buffer, outcomes = writer.buffer(shard), list[Outcome]()
+        while claimed:
+            buffer, outcomes = writer.buffer(claimed.popleft()), list[Outcome]()
             while len(outcomes) < len(buffer.rows):
                 publisher.check()
                 with stalls.spent("decode"):
@@ -133,7 +165,11 @@ def capture(
             # The publisher owns it now; holding on to it would keep three buffers alive.
             del buffer
         publisher.finish()
-    return stalls
+
+
+def _writer_threads(backbone: Backbone) -> int | None:
+    """One where the teacher runs on the CPU, whose cores it would otherwise have to share; else all."""
+    return 1 if backbone.mean.device.type == "cpu" else None
 
 
 @torch.inference_mode()
@@ -219,6 +255,8 @@ class _Publisher:
 
     writer: StoreWriter
     stalls: StallTimes
+    threads: int | None
+    """Threads that encode a shard; None is one a core."""
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publish"))
     _running: Future[object] | None = None
 
@@ -241,7 +279,7 @@ class _Publisher:
     def submit(self, buffer: ShardBuffer, outcomes: Sequence[Outcome]) -> None:
         """Publish a shard; waits until the one before it is out."""
         self.finish()
-        self._running = self._pool.submit(self.writer.publish, buffer, outcomes)
+        self._running = self._pool.submit(self.writer.publish, buffer, outcomes, self.threads)
 
     def finish(self) -> None:
         """Wait for the shard that is being written."""

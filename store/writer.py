@@ -6,6 +6,7 @@ out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -20,10 +21,10 @@ from .buffer import ShardBuffer
 from .checks import checked_content, refuse_imprecise
 from .completion import is_completed, write_completion
 from .cores import in_threads, num_cores
-from .errors import ConfigError, IncompleteStoreError, StoreError
+from .errors import ConfigError, IncompleteStoreError, ShardBusyError, StoreError
 from .files import atomic_write, disk_error, leftovers, lock_shared, locked_alone, sync_folder, xxh3
 from .index import INDEX
-from .marks import Mark, collect_marks, owned
+from .marks import Mark, collect_marks, own
 from .records import (
     ArrayKey,
     FileRecord,
@@ -55,8 +56,10 @@ class StoreWriter:
         self._storage = Folder(path)
         self.manifest = root.manifest
         self._root = root
-        self._samples = samples
+        self.samples = samples
+        """The table as planned."""
         self._keys = samples["key"]
+        self._claimed: dict[int, Mark] = {}
         self._handle = lock_shared(path)
         self._close = weakref.finalize(self, os.close, self._handle)
         self._collect()
@@ -77,14 +80,47 @@ class StoreWriter:
         self.close()
 
     def close(self) -> None:
-        """Give up the writers' lock; also done when the writer is collected."""
+        """Give up claimed shards and the writers' lock; also done when the writer is collected."""
+        for shard in list(self._claimed):
+            self._give_up(self._claimed.pop(shard))
         self._close()
 
     @property
     def unfinished(self) -> list[int]:
         """Shards without a valid record, or whose files are not all there with their recorded sizes."""
-        shards = self.manifest.held_shards
-        return [shard for shard in shards if not is_finished(self._storage, self.manifest, shard)]
+        return [shard for shard in self.manifest.held_shards if not self.is_finished(shard)]
+
+    def is_finished(self, shard: int) -> bool:
+        """Whether a shard has a valid record, and all its files are there with their recorded sizes."""
+        return is_finished(self._storage, self.manifest, shard)
+
+    def claim(self, shard: int) -> bool:
+        """Become an unfinished shard's one owner before it is computed, until it is published.
+
+        Returns:
+            False if it is finished, or another thread or process owns it.
+
+        Raises:
+            StoreError: the disk is full, read-only or gone.
+        """
+        try:
+            self._refuse_another_folder()
+            mark = own(self.path, self.manifest, shard)
+        except ShardBusyError:
+            return False
+        except OSError as exc:
+            raise disk_error(exc, self.path, 0) from exc
+        if self.is_finished(shard):
+            self._give_up(mark)
+            return False
+        self._claimed[shard] = mark
+        return True
+
+    @staticmethod
+    def _give_up(mark: Mark) -> None:
+        # Best effort: an error that led here is told, and a mark that stays is collected later.
+        with contextlib.suppress(OSError):
+            mark.discard()
 
     def buffer(self, shard: int) -> ShardBuffer:
         """An empty buffer for one shard; it takes `ShardBuffer.nbytes` of memory."""
@@ -129,11 +165,16 @@ class StoreWriter:
             refuse_imprecise(self.manifest, buffer, array, content)
         try:
             self._refuse_another_folder()
-            (self.path / record_path(0)).parent.mkdir(exist_ok=True)
-            with owned(self.path, self.manifest, buffer.shard) as mark:
-                return self._write(mark, buffer, outcomes, contents, threads)
+            mark = self._claimed.pop(buffer.shard, None) or own(self.path, self.manifest, buffer.shard)
+            try:
+                record = self._write(mark, buffer, outcomes, contents, threads)
+            except BaseException:
+                self._give_up(mark)
+                raise
+            mark.close()
         except OSError as exc:
             raise disk_error(exc, self.path, buffer.nbytes) from exc
+        return record
 
     def _refuse_another_folder(self) -> None:
         """What is at the path now must be the folder that was opened: a disk may have been unmounted."""
@@ -192,6 +233,6 @@ class StoreWriter:
             )
         try:
             if not is_completed(self._storage, self.manifest):
-                write_completion(self.path, self._root, self._samples)
+                write_completion(self.path, self._root, self.samples)
         except OSError as exc:
-            raise disk_error(exc, self.path, self._samples.nbytes) from exc
+            raise disk_error(exc, self.path, self.samples.nbytes) from exc
