@@ -46,7 +46,7 @@ class RemoteSettings:
     num_retries: int = 8
     """Times that a request is tried again."""
     retry_for_s: float = 120.0
-    """Seconds after which a request is not tried again."""
+    """Seconds after which a request is not tried again; twice that where its body keeps ending early."""
     first_wait_s: float = 0.2
     """Seconds before the second try; they double, with jitter."""
     longest_wait_s: float = 15.0
@@ -162,6 +162,7 @@ class Remote:
         from obstore.exceptions import BaseError
 
         client = self._connected()
+        deadline = time.monotonic() + self.settings.retry_for_s
         attempt = 0
         while True:
             try:
@@ -169,7 +170,8 @@ class Remote:
                     return ask(client)
             except (FileNotFoundError, BaseError, ShortBodyError) as exc:
                 attempt += 1
-                if not may_pass(exc) or attempt > self.settings.num_retries:
+                is_last = attempt > self.settings.num_retries or time.monotonic() > deadline
+                if is_last or not may_pass(exc):
                     raise told(exc, path, self.where) from exc
             wait = min(self.settings.first_wait_s * 2**attempt, self.settings.longest_wait_s)
             time.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  (jitter)
