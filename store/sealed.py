@@ -106,18 +106,21 @@ def read_sealed(
         raise CorruptStoreError(f"{path} is not what was written (its seal disagrees); {remedy}")
     names = [name for name in schema.names if columns is None or name in columns]
     try:
-        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=_dictionaries(schema))
         _check_schema(pq.read_schema(pa.BufferReader(data)), schema)
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=_dictionaries(schema))
+        if file.metadata.num_rows == num_rows > len(data):
+            # Nulls and equal values pack into nothing, but keys and records differ: 2.6 bytes a row at least.
+            raise _Unlike(f"must have a byte a row; it has {len(data)} bytes for {num_rows} rows")
         _check_footer(file.metadata, schema, num_rows, max_bytes)
         table = file.read(columns=names)
         _check_strings(table, max_bytes)
         if not keep_dictionaries:
             table = table.cast(pa.schema([schema.field(name) for name in names]))
+        metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
     except _Unlike as exc:
         raise CorruptStoreError(f"{path} {exc}; {remedy}") from exc
-    except (pa.ArrowException, OSError) as exc:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
         raise CorruptStoreError(f"{path} cannot be read as Parquet ({exc}); {remedy}") from exc
-    metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
     return table, metadata, xxh3(data)
 
 
