@@ -24,7 +24,7 @@ from .cores import in_threads, num_cores
 from .errors import ConfigError, IncompleteStoreError, ShardBusyError, StoreError
 from .files import atomic_write, disk_error, leftovers, lock_shared, locked_alone, sync_folder, xxh3
 from .index import INDEX
-from .marks import Mark, collect_marks, own
+from .marks import MARK_NAME, Mark, collect_marks, own
 from .records import (
     ArrayKey,
     FileRecord,
@@ -71,7 +71,8 @@ class StoreWriter:
                 (self.path / PLANNING).unlink(missing_ok=True)
                 collect_marks(self.path, self.manifest)
                 for file in leftovers(self.path):
-                    file.unlink(missing_ok=True)
+                    if MARK_NAME.fullmatch(file.name) is None:
+                        file.unlink(missing_ok=True)
 
     def __enter__(self) -> StoreWriter:
         return self
