@@ -132,8 +132,8 @@ class ShardBuffer:
         else:
             held[...] = round_to_float16(tokens)
         if held.dtype == np.float16:
-            infinite = (held.view(np.uint16) & 0x7C00 == 0x7C00).any(axis=(1, 2))
-            self._refuse(array, offset, tokens, held, infinite)
+            infinite = (held.view(np.uint16) & 0x7C00) == 0x7C00
+            self._refuse(array, offset, tokens, held, np.asarray(infinite.any(axis=(1, 2))))
 
     def _quantise(
         self, array: ArrayKey, offset: int, tokens: npt.NDArray[np.float32], codes: npt.NDArray[np.int8]

@@ -71,8 +71,8 @@ def choose_grid(
 
     The chunk is the largest power of two of rows, up to 64, whose largest kind fits in 24 MiB of float32. The
     shard is the largest multiple of it that keeps the shard buffer (all layers and kinds, as held for the
-    dtype) within `buffer_bytes` and the rows within 1,024, and no longer than the store. A `shard_rows` that is asked for is kept, and the chunk becomes the largest divisor of it that
-    is no longer.
+    dtype) within `buffer_bytes` and the rows within 1,024, and no longer than the store. A `shard_rows` that
+    is asked for is kept, and the chunk becomes the largest divisor of it that is no longer.
 
     Raises:
         ConfigError: `shard_rows` is below 1 or needs a larger buffer than `buffer_bytes`.

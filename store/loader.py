@@ -5,7 +5,8 @@
         batch.tokens                          # (64, 8, tokens, dim) float32
         saved = loader.state_dict()           # goes on after this batch
 
-What to read comes from `plan.py`, reading it is in `prefetch.py`. A pool holds bfloat16 stores in 16 bits.
+What to read comes from `plan.py`, reading it is in `prefetch.py`. A batch's memory is used again once every
+tensor that looks into it is gone; keeping batches is safe and only takes more of it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .codecs import buffer_dtype
+from .codecs import held_type
 from .errors import ConfigError
 from .plan import EpochPlan, plan_epoch
 from .prefetch import Execution
 from .reader import Store
+from .recycling import Recycler
 from .selection import RowSelection, check_layers, check_rows
 
 __all__ = ["ActivationLoader", "Batch"]
 
 Int64 = npt.NDArray[np.int64]
 _STATE_VERSION: Final = 1
+_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Batch:
     """Rows of one step."""
 
     tokens: torch.Tensor
-    """(batch, layers, tokens, dim) float32."""
+    """(batch, layers, tokens, dim) of the loader's dtype."""
     rows: torch.Tensor
     """(batch,) int64 row numbers."""
     labels: torch.Tensor
@@ -59,6 +62,7 @@ class ActivationLoader:
         num_threads: threads that read ahead; 0 reads in the caller's thread.
         pool_bytes: memory for rows that wait for their batch. Half is drawn from while half is filled; rows
             mix within a half.
+        dtype: of the tokens: float32, or bfloat16 or float16, which halve what is copied to a device.
 
     Raises:
         ConfigError: an argument does not fit the store, or rows are bad, unwritten or named twice.
@@ -77,12 +81,15 @@ class ActivationLoader:
         drop_last: bool = False,
         num_threads: int = 2,
         pool_bytes: int = 1 << 30,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         if batch_size < 1 or num_threads < 0 or pool_bytes < 1 or seed < 0:
             raise ConfigError(
                 "batch_size and pool_bytes are at least 1, num_threads and seed at least 0; got "
                 f"{batch_size}, {pool_bytes}, {num_threads} and {seed}"
             )
+        if dtype not in _DTYPES:
+            raise ConfigError(f"batches are of {', '.join(map(str, _DTYPES))}; got {dtype}")
         self.store = store
         self.layers = check_layers(layers, store.layers)
         self.kinds = store.parse_tokens(tokens)
@@ -92,9 +99,13 @@ class ActivationLoader:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.num_threads = num_threads
-        self._dtype = buffer_dtype(store.manifest)
+        self.dtype = dtype
+        self._memory = Recycler()
         self.num_tokens = sum(store.layout.count(kind) for kind in self.kinds)
-        row_bytes = len(self.layers) * self.num_tokens * store.dim * self._dtype.itemsize
+        token_bytes = sum(
+            store.layout.count(kind) * held_type(store.manifest, kind).itemsize for kind in self.kinds
+        )
+        row_bytes = len(self.layers) * token_bytes * store.dim
         self.pool_rows = max(1, pool_bytes // (2 * row_bytes))
         if len(self) == 0:
             raise ConfigError(f"{len(self.rows)} rows make no batch of {batch_size}; lower batch_size")
@@ -136,8 +147,9 @@ class ActivationLoader:
             plan,
             layers=self.layers,
             kinds=self.kinds,
-            dtype=self._dtype,
+            dtype=self.dtype,
             num_threads=self.num_threads,
+            memory=self._memory,
         )
         with execution:
             for places, tokens in execution.batches(self._taken):

@@ -1,13 +1,15 @@
 """Executing an epoch's plan: pools are read on threads while batches are cut from the one before.
 
 An `EpochPlan` in, its batches' tokens (batch, layers, tokens, dim) out, in order and without a gap: a fault
-in a thread is raised where its batch would have been. At most two pools and two batches are held.
+in a thread is raised where its batch would have been. At most two pools and two batches are held. A pool
+holds values in as few bytes as the store's shard buffers do (1 for int8 codes, 2 for 16-bit floats), and a
+batch's memory is used again once the consumer has let go of it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -16,9 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .codecs import held_type
+from .errors import PrecisionError
 from .layout import TokenKind
 from .plan import EpochPlan
-from .reading import ChunkSource, read_jobs
+from .quantise import Steps
+from .reading import ChunkSource, by_kind, read_jobs
+from .recycling import Recycler
 
 __all__ = ["Execution"]
 
@@ -30,8 +36,8 @@ _BATCHES_AHEAD: Final = 2
 class _PoolRead:
     """A pool that is being read."""
 
-    values: npt.NDArray[Any]
-    """(rows or more, layers, tokens, dim) in the pool's order, so that a batch is a run of it."""
+    values: Mapping[TokenKind, npt.NDArray[Any]]
+    """A kind's (rows or more, layers, tokens, dim) in the pool's order, so that a batch is a run of it."""
     jobs: Sequence[Future[None]]
 
     def wait(self) -> None:
@@ -50,16 +56,18 @@ class Execution:
         *,
         layers: Sequence[int],
         kinds: Sequence[TokenKind],
-        dtype: np.dtype[Any],
+        dtype: torch.dtype,
         num_threads: int,
+        memory: Recycler,
     ) -> None:
         self._source = source
         self._plan = plan
         self._layers = layers
         self._kinds = kinds
         self._dtype = dtype
+        self._memory = memory
         self._pools: dict[int, _PoolRead] = {}
-        self._spare: list[npt.NDArray[Any]] = []
+        self._spare: list[Mapping[TokenKind, npt.NDArray[Any]]] = []
         self._readers = ThreadPoolExecutor(num_threads, "activault-pool") if num_threads else None
         # Batches are cut on a thread of their own: behind the next pool's reads they would wait for all of
         # them.
@@ -104,25 +112,49 @@ class Execution:
             pool = self._plan.pools[number]
             run = slice(max(span.start, pool.start) - pool.start, min(span.stop, pool.stop) - pool.start)
             pieces.append((self._start(number), run))
-        return _call(self._cutter, lambda: _cut(pieces))
+        return _call(self._cutter, lambda: self._cut(pieces))
 
     def _start(self, number: int) -> _PoolRead:
         """The read of one pool, begun if it is not yet."""
         if number not in self._pools:
             rows = self._plan.pools[number].rows
             values = self._space()
-            jobs = read_jobs(self._source, rows, self._layers, self._kinds, values[: len(rows)])
+            outs = {kind: held[: len(rows)] for kind, held in values.items()}
+            jobs = read_jobs(self._source, rows, self._layers, outs)
             self._pools[number] = _PoolRead(values, [_call(self._readers, job) for job in jobs])
         return self._pools[number]
 
-    def _space(self) -> npt.NDArray[Any]:
+    def _space(self) -> Mapping[TokenKind, npt.NDArray[Any]]:
         """Room for the largest pool, if possible of one that was let go: new pages cost a fault each."""
         if self._spare:
             return self._spare.pop()
         num_rows = max(len(pool.rows) for pool in self._plan.pools)
         manifest = self._source.manifest
+        return {
+            kind: np.empty(
+                (num_rows, len(self._layers), manifest.layout.count(kind), manifest.dim),
+                held_type(manifest, kind),
+            )
+            for kind in self._kinds
+        }
+
+    def _cut(self, pieces: Sequence[tuple[_PoolRead, slice]]) -> torch.Tensor:
+        """A batch's tokens, a copy of runs of one pool or more."""
+        manifest = self._source.manifest
+        num_rows = sum(run.stop - run.start for _, run in pieces)
         num_tokens = sum(manifest.layout.count(kind) for kind in self._kinds)
-        return np.empty((num_rows, len(self._layers), num_tokens, manifest.dim), self._dtype)
+        shape = (num_rows, len(self._layers), num_tokens, manifest.dim)
+        numbers = np.dtype({2: np.uint16, 4: np.float32}[self._dtype.itemsize])
+        tokens = self._memory.array(shape, numbers)
+        start = 0
+        for pool, run in pieces:
+            pool.wait()
+            stop = start + run.stop - run.start
+            for kind, out in by_kind(tokens[start:stop], manifest, self._kinds).items():
+                steps = [self._source.steps(layer, kind) for layer in self._layers]
+                _convert(pool.values[kind][run], torch.from_numpy(out).view(self._dtype), steps)
+            start = stop
+        return torch.from_numpy(tokens).view(self._dtype)
 
 
 def _call(threads: ThreadPoolExecutor | None, work: Callable[[], Result]) -> Future[Result]:
@@ -134,11 +166,25 @@ def _call(threads: ThreadPoolExecutor | None, work: Callable[[], Result]) -> Fut
     return done
 
 
-def _cut(pieces: Sequence[tuple[_PoolRead, slice]]) -> torch.Tensor:
-    """A batch's tokens as float32, a copy of runs of one pool or more."""
-    parts = []
-    for pool, run in pieces:
-        pool.wait()
-        held = torch.from_numpy(pool.values[run])
-        parts.append(held.clone() if held.dtype == torch.float32 else held.view(torch.bfloat16).float())
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _convert(held: npt.NDArray[Any], out: torch.Tensor, steps: Sequence[Steps | None]) -> None:
+    """Held values (rows, layers, tokens, dim) into a batch, by torch: NumPy takes several times as long."""
+    values = torch.from_numpy(held)
+    if held.dtype == np.int8:
+        _decode(values, out, steps)
+    else:
+        out.copy_(values.view(torch.bfloat16) if held.dtype == np.uint16 else values)
+    if out.dtype == torch.float16 and held.dtype != np.float16 and not bool(out.isfinite().all()):
+        raise PrecisionError("float16 holds values up to 65504; one of this batch is beyond; take bfloat16")
+
+
+def _decode(codes: torch.Tensor, out: torch.Tensor, steps: Sequence[Steps | None]) -> None:
+    for layer, step in enumerate(steps):
+        assert step is not None
+        into = out[:, layer]
+        values = into if out.dtype == torch.float32 else torch.empty_like(into, dtype=torch.float32)
+        values.copy_(codes[:, layer])
+        # The product of a code and its step is exact, so that a fused sum gives the same bits as two steps.
+        offset, scale = torch.from_numpy(step.offset), torch.from_numpy(step.scale)
+        torch.addcmul(offset, values, scale, out=values)
+        if values is not into:
+            into.copy_(values)

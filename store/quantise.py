@@ -36,8 +36,11 @@ _HEADROOM: Final = 1.25
 """Codes reach this many times as far as the calibration rows do."""
 _DEVIATIONS: Final = 3.0
 """Standard errors by which the variance of all rows may lie below that of the calibration rows."""
-_ROUNDING: Final = 0.01
+_RESERVE: Final = 0.01
 """Share of the error that is kept back for steps and offsets in float32, and for clipping."""
+_SCATTER: Final = 4 * 0.9
+"""Over the root of the number of values: how far their mean squared error may lie above step**2 / 12, as four
+standard errors of the square of an evenly distributed number. A shard may have as little as one good row."""
 _LEAST_STEP: Final = 2.0**-100
 _SCALE_BITS: Final = np.uint32(0xFFFF_FF00)
 """Scales have 16 significant bits: their product with a code is exact, so that readers cannot differ."""
@@ -117,6 +120,7 @@ class PatchMoments:
         self._variances: list[Float64] = []
         self._low = np.full(dim, np.inf)
         self._high = np.full(dim, -np.inf)
+        self._row_values = 1
 
     def __len__(self) -> int:
         return len(self._means)
@@ -127,6 +131,7 @@ class PatchMoments:
         Raises:
             NonFiniteError: a value is NaN or infinite.
         """
+        self._row_values = patches[0].size
         for row in patches:
             if not np.isfinite(row).all():
                 raise NonFiniteError(
@@ -154,7 +159,8 @@ class PatchMoments:
         variance = float(parts.mean())
         left_out = max(0.0, 1 - len(parts) / num_rows)
         doubt = _DEVIATIONS * float(parts.std()) * np.sqrt(left_out / len(parts))
-        allowed = MAX_ERROR * (1 - _ROUNDING) * max(variance - doubt, variance / 4)
+        reserve = min(max(_RESERVE, _SCATTER / np.sqrt(self._row_values)), 0.5)
+        allowed = MAX_ERROR * (1 - reserve) * max(variance - doubt, variance / 4)
         deviation = np.sqrt((variances + (means - offset) ** 2).mean(axis=0))
         reach = np.maximum(self._high - offset, offset - self._low) / MAX_CODE
         return Quantisation(
@@ -192,7 +198,8 @@ def _steps(deviation: Float64, reach: Float64, allowed: float) -> Float64:
         middle = (low + high) / 2
         within = (np.maximum(middle * shape, least) ** 2).mean() <= budget
         low, high = (middle, high) if within else (low, middle)
-    return np.maximum(low * shape, least)
+    steps: Float64 = np.maximum(low * shape, least)
+    return steps
 
 
 def _rounded(steps: Float64) -> Float32:

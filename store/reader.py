@@ -10,17 +10,18 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from .completion import SAMPLES, is_completed
+from .conversion import ReadDtype, numpy_dtype
 from .errors import ConfigError, CorruptStoreError, StorageError
 from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kinds
+from .lazy import Lazy
 from .manifest import Manifest
 from .reading import ChunkSource, read_rows
 from .records import ArrayKey, arrays_of, is_finished
@@ -32,9 +33,13 @@ from .shards import CompleteShards, ShardIndex, UnfinishedShards
 from .statistics import ChannelStats
 from .storage import Storage, gather, open_storage
 
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Lazy("pyarrow.compute")
+
 __all__ = ["Store", "open_store"]
 
-Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 _RERUN: Final = "run the same `activault extract` again"
 
@@ -275,21 +280,32 @@ class Store:
         """The chunks of this store, for whoever plans its own reads."""
         return ChunkSource(self.storage, self.manifest, self._shards.record, self._is_ok)
 
-    def read(self, rows: RowSelection, layers: Iterable[int], tokens: str | Sequence[str] = "all") -> Float32:
-        """Float32 (rows, layers, tokens, dim), each inner chunk decompressed once; bad rows read as NaN.
+    def read(
+        self,
+        rows: RowSelection,
+        layers: Iterable[int],
+        tokens: str | Sequence[str] = "all",
+        dtype: ReadDtype = "float32",
+    ) -> npt.NDArray[Any]:
+        """Values (rows, layers, tokens, dim), each inner chunk read once; bad rows read as NaN.
 
         Args:
-            rows: a slice, or row numbers in any order.
+            rows: a slice, or row numbers in any order and as often as wanted; for a mask, `np.flatnonzero` of
+                it.
             layers: layer numbers, in the order wanted.
             tokens: `"all"`, `"cls,patches"`, or a sequence of kinds; they stand in the layout's order.
+            dtype: of the result. `bfloat16` comes as bit patterns in uint16, as NumPy has no such type:
+                `torch.from_numpy(x).view(torch.bfloat16)`. Rounded to nearest where the store has more bits.
 
         Raises:
             ConfigError: rows, layers or kinds are not in the store.
             IncompleteStoreError: a row's shard is not finished.
             CorruptStoreError: bytes are missing or are not what was written.
+            PrecisionError: a value is beyond float16.
         """
         numbers = check_rows(rows, self.num_rows)
-        return read_rows(self.chunks, numbers, check_layers(layers, self.layers), self.parse_tokens(tokens))
+        asked, kinds = check_layers(layers, self.layers), self.parse_tokens(tokens)
+        return read_rows(self.chunks, numbers, asked, kinds, numpy_dtype(dtype))
 
     def info(self) -> dict[str, Any]:
         """What is in the store, as values that JSON can hold."""

@@ -1,17 +1,17 @@
-"""The work of a read: every inner chunk that is needed is decompressed once, arrays and chunks on threads.
+"""The work of a read: every inner chunk that is needed is read and checked once, on threads.
 
-Row numbers in; float32 (rows, layers, tokens, dim) out, or the same in bfloat16 bit patterns (uint16) for a
-loader's pool, which then holds twice the rows.
+Row numbers in; values (rows, layers, tokens of the kind, dim) of one array a kind out, converted to what that
+array holds (see `conversion.py`). A loader's pool takes them as a shard buffer holds them, in few bytes.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, Final
 
@@ -19,16 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from .chunk_index import MAX_REQUEST_BYTES, IndexCache
+from .codecs import FILL_CODE, stored_type
+from .conversion import convert_rows
 from .cores import num_cores
 from .errors import CorruptStoreError, StorageError
 from .layout import TokenKind
 from .manifest import Manifest
+from .quantise import Steps
 from .records import ArrayKey, ShardRecord, arrays_of, extract_again
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
 from .storage import NUM_REQUESTS, Storage
 
-__all__ = ["ChunkSource", "num_readers", "read_jobs", "read_rows"]
+__all__ = ["ChunkSource", "by_kind", "num_readers", "read_jobs", "read_rows"]
 
 Int64 = npt.NDArray[np.int64]
 _MAX_THREADS: Final = 16
@@ -51,6 +54,19 @@ class ChunkSource:
     indices: IndexCache = field(default_factory=IndexCache)
     """Indices of the shard files that were read."""
 
+    @cached_property
+    def _steps(self) -> Mapping[int, Steps]:
+        found = zip(self.manifest.layers, self.manifest.quantisation or (), strict=False)
+        return {layer: Steps.of(quantisation) for layer, quantisation in found}
+
+    @cached_property
+    def _places(self) -> Mapping[ArrayKey, int]:
+        return {array: place for place, array in enumerate(arrays_of(self.manifest))}
+
+    def steps(self, layer: int, kind: TokenKind) -> Steps | None:
+        """What decodes one array's codes; None where it holds none."""
+        return self._steps[layer] if self.manifest.stored_dtype(kind) == "int8" else None
+
     def read(self, part: ChunkRows, array: ArrayKey, out: npt.NDArray[Any]) -> None:
         """Decode one chunk of one array; see `read_parts`."""
         self.read_parts([part], array, out)
@@ -61,28 +77,30 @@ class ChunkSource:
         Args:
             parts: the chunks and the rows.
             array: which array.
-            out: (rows, tokens of the kind, dim), float32 or uint16 for bfloat16 bit patterns.
+            out: (rows, tokens of the kind, dim) of a type that `convert_rows` knows.
 
         Raises:
             CorruptStoreError: the file or a chunk is missing or altered, or an ok row reads as fill; the
                 message names rows, shard, file and remedy.
             StorageError: the file cannot be read.
+            PrecisionError: a value is beyond what `out` can hold.
         """
         manifest = self.manifest
         shard = parts[0].chunk // manifest.chunks_per_shard
         by_chunk = {part.chunk - shard * manifest.chunks_per_shard: part for part in parts}
-        file_record = self.record(shard).files[list(arrays_of(manifest)).index(array)]
-        values = _scratch_array(manifest.chunk_shape(array.kind))
+        file_record = self.record(shard).files[self._places[array]]
+        scratch = _scratch_array(manifest.chunk_shape(array.kind), stored_type(manifest, array.kind))
+        rounded = manifest.stored_dtype(array.kind) == "bfloat16"
+        steps = self.steps(array.layer, array.kind)
         spoken = self._spoken(parts)
         try:
             with ShardFile(self.storage, manifest, file_record, array.kind, self.indices) as file:
                 for chunk, data in file.encoded(by_chunk):
                     part = by_chunk[chunk]
                     spoken = self._spoken([part])
-                    file.decode(chunk, data, values)
+                    values = file.decode(chunk, data, scratch, part.local)
                     self._refuse_fill(part, array, values)
-                    held = values if out.dtype == np.float32 else values.view(np.uint16)[..., 1::2]
-                    out[_as_slice(part.places)] = held[_as_slice(part.local)]
+                    convert_rows(values, part.local, out, part.places, rounded=rounded, steps=steps)
                     spoken = self._spoken(parts)
         except CorruptStoreError as exc:
             raise CorruptStoreError(f"{spoken}: {exc}; {extract_again(shard)}") from exc
@@ -95,10 +113,11 @@ class ChunkSource:
         last = min((parts[-1].chunk + 1) * manifest.chunk_rows, manifest.num_rows) - 1
         return f"rows {first} to {last} (shard {first // manifest.shard_rows})"
 
-    def _refuse_fill(self, part: ChunkRows, array: ArrayKey, values: npt.NDArray[np.float32]) -> None:
-        # A row that is ok holds no NaN at all, so its first value is enough to tell it from fill.
+    def _refuse_fill(self, part: ChunkRows, array: ArrayKey, values: npt.NDArray[Any]) -> None:
+        # A row that is ok holds no fill value at all, so its first one is enough to tell it from fill.
         rows = part.local + part.chunk * self.manifest.chunk_rows
-        is_fill = np.isnan(values[part.local, 0, 0]) & self.is_ok[rows]
+        first = values[part.local, 0, 0]
+        is_fill = (first == FILL_CODE if values.dtype == np.int8 else np.isnan(first)) & self.is_ok[rows]
         if is_fill.any():
             raise CorruptStoreError(
                 f"row {rows[is_fill][0]} is ok by its record, but reads as fill in layer {array.layer}, "
@@ -106,30 +125,20 @@ class ChunkSource:
             )
 
 
-def _scratch_array(shape: tuple[int, int, int]) -> npt.NDArray[np.float32]:
+def _scratch_array(shape: tuple[int, int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """This thread's decoding space, kept so that its pages are not faulted in anew for every chunk."""
-    size = int(np.prod(shape))
+    size = math.prod(shape) * dtype.itemsize
     held = getattr(_scratch, "values", None)
     if held is None or held.size < size:
-        held = _scratch.values = np.empty(size, np.float32)
-    return held[:size].reshape(shape)
-
-
-def _as_slice(places: Int64) -> slice | Int64:
-    """A run of places as a slice, which NumPy copies without an index."""
-    if len(places) and np.array_equal(places, np.arange(places[0], places[0] + len(places))):
-        return slice(int(places[0]), int(places[0]) + len(places))
-    return places
+        held = _scratch.values = np.empty(size, np.uint8)
+    values: npt.NDArray[Any] = held[:size].view(dtype).reshape(shape)
+    return values
 
 
 def read_jobs(
-    source: ChunkSource,
-    rows: Int64,
-    layers: Sequence[int],
-    kinds: Sequence[TokenKind],
-    out: npt.NDArray[Any],
+    source: ChunkSource, rows: Int64, layers: Sequence[int], outs: Mapping[TokenKind, npt.NDArray[Any]]
 ) -> list[Callable[[], None]]:
-    """Jobs that together fill `out`; no inner chunk is decompressed twice, none writes where another does.
+    """Jobs that together fill `outs`; no inner chunk is read twice, none writes where another does.
 
     On this machine a job is one inner chunk. Elsewhere it is as many of one shard as a request may bring.
 
@@ -137,24 +146,33 @@ def read_jobs(
         source: the store.
         rows: row numbers, any order, repeats allowed.
         layers: which layers, in the order wanted.
-        kinds: which kinds, in the layout's order.
-        out: (rows, layers, tokens, dim), float32 or uint16 for bfloat16 bit patterns.
+        outs: for each kind that is wanted (rows, layers, tokens of the kind, dim); see `convert_rows`.
     """
     parts = list(by_chunk(rows, source.manifest.chunk_rows))
     jobs: list[tuple[int, Callable[[], None]]] = []
-    start = 0
-    for kind in kinds:
-        stop = start + source.manifest.layout.count(kind)
+    for kind, out in outs.items():
         for first, group in _groups(source, parts, kind):
             for place, layer in enumerate(layers):
-                array, into = ArrayKey(layer, kind), out[:, place, start:stop]
+                array, into = ArrayKey(layer, kind), out[:, place]
                 if len(group) == 1:
                     jobs.append((first, partial(source.read, group[0], array, into)))
                 else:
                     jobs.append((first, partial(source.read_parts, group, array, into)))
-        start = stop
     # All that the first rows wait for comes first.
     return [job for _, job in sorted(jobs, key=itemgetter(0))]
+
+
+def by_kind(
+    tokens: npt.NDArray[Any], manifest: Manifest, kinds: Sequence[TokenKind]
+) -> dict[TokenKind, npt.NDArray[Any]]:
+    """Each kind's part of (rows, layers, tokens, dim), whose tokens stand in the layout's order."""
+    parts: dict[TokenKind, npt.NDArray[Any]] = {}
+    start = 0
+    for kind in kinds:
+        stop = start + manifest.layout.count(kind)
+        parts[kind] = tokens[:, :, start:stop]
+        start = stop
+    return parts
 
 
 def _groups(
@@ -188,15 +206,20 @@ def num_readers(source: ChunkSource, kinds: Sequence[TokenKind]) -> int:
 
 
 def read_rows(
-    source: ChunkSource, rows: Int64, layers: Sequence[int], kinds: Sequence[TokenKind]
-) -> npt.NDArray[np.float32]:
-    """Float32 tokens (rows, layers, tokens, dim) of the given rows, in their order; bad rows read as NaN.
+    source: ChunkSource,
+    rows: Int64,
+    layers: Sequence[int],
+    kinds: Sequence[TokenKind],
+    dtype: np.dtype[Any],
+) -> npt.NDArray[Any]:
+    """Tokens (rows, layers, tokens, dim) of the given rows, in their order; bad rows read as NaN.
 
     Args:
         source: the store.
         rows: row numbers, any order, repeats allowed.
         layers: which layers, in the order wanted.
         kinds: which kinds, in the layout's order.
+        dtype: of the result; uint16 is bfloat16 as bit patterns.
 
     Raises:
         IncompleteStoreError: a row's shard is not finished; raised before anything is allocated.
@@ -206,8 +229,8 @@ def read_rows(
     for shard in np.unique(rows // manifest.shard_rows).tolist():
         source.record(shard)
     num_tokens = sum(manifest.layout.count(kind) for kind in kinds)
-    out = np.empty((len(rows), len(layers), num_tokens, manifest.dim), np.float32)
-    jobs = read_jobs(source, rows, layers, kinds, out)
+    out = np.empty((len(rows), len(layers), num_tokens, manifest.dim), dtype)
+    jobs = read_jobs(source, rows, layers, by_kind(out, manifest, kinds))
     num_threads = min(num_readers(source, kinds), len(jobs))
     if num_threads < 2:
         for job in jobs:

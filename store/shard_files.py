@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from .chunk_index import IndexCache, join_spans, read_chunk_index
-from .codecs import decode_chunk
+from .decoding import decode_chunk
 from .errors import CorruptStoreError
 from .layout import TokenKind
 from .manifest import Manifest
@@ -23,6 +24,7 @@ from .storage import Storage
 __all__ = ["ShardFile"]
 
 Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
 
 
 class ShardFile:
@@ -86,12 +88,14 @@ class ShardFile:
                 start = offset - span.start
                 yield chunk, data[start : start + length]
 
-    def decode(self, chunk: int, data: bytes, out: Array) -> None:
-        """Decode inner chunk `chunk` of the shard into `out` (chunk_rows, tokens, dim).
+    def decode(self, chunk: int, data: bytes, scratch: Array, rows: Int64) -> Array:
+        """Stored values (chunk_rows, tokens, dim) of inner chunk `chunk`; `rows` of them are right.
+
+        `scratch` is room for them; see `decode_chunk`.
 
         Raises:
             CorruptStoreError: it is altered.
         """
-        assert out.shape == self._shape
-        assert out.flags.c_contiguous
-        decode_chunk(data, out, f"{self._what}: chunk {chunk}", self._compression)
+        assert scratch.shape == self._shape
+        assert scratch.flags.c_contiguous
+        return decode_chunk(data, scratch, f"{self._what}: chunk {chunk}", self._compression, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from activault.store import (
     open_store,
     plan_samples,
 )
+from activault.store.manifest import Quantisation
+from activault.store.quantise import PatchMoments
 
 TEACHER = TeacherInfo(
     name="tiny",
@@ -58,7 +60,28 @@ def make_manifest(**changes: Any) -> Manifest:
         "source": SourceInfo(kind="folder", name="images", fingerprint="f" * 16),
         "row_seed": 0,
     }
-    return Manifest(**fields | changes)
+    fields |= changes
+    if fields["dtype"] == "int8" and "quantisation" not in fields:
+        fields["quantisation"] = quantisation_of(fields)
+    return Manifest(**fields)
+
+
+def normal_values(num_rows: int, num_layers: int, layout: TokenLayout, dim: int) -> np.ndarray:
+    """(rows, layers, tokens, dim), the same for the same shape."""
+    shape = (num_rows, num_layers, layout.num_tokens, dim)
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+
+def quantisation_of(fields: Mapping[str, Any]) -> list[Quantisation]:
+    """Steps for the values that a plan of these fields is made of."""
+    layout, dim = fields["layout"], fields["teacher"].dim
+    values = normal_values(fields["num_rows"], len(fields["layers"]), layout, dim)
+    found = []
+    for place in range(len(fields["layers"])):
+        moments = PatchMoments(dim)
+        moments.add(values[:, place, layout.span("patches")])
+        found.append(moments.quantisation(fields["num_rows"]))
+    return found
 
 
 def make_samples(num_rows: int) -> pa.Table:
@@ -82,8 +105,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         manifest = self.manifest
-        shape = (manifest.num_rows, len(manifest.layers), manifest.layout.num_tokens, manifest.dim)
-        self.values = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        self.values = normal_values(manifest.num_rows, len(manifest.layers), manifest.layout, manifest.dim)
         self.samples = make_samples(manifest.num_rows)
 
     def open(self) -> StoreWriter:
@@ -116,9 +138,14 @@ class Plan:
         """What a reader must get, by torch's own cast."""
         import torch
 
+        casts = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
         values = torch.from_numpy(self.values)
-        rounded = values.bfloat16().float() if self.manifest.dtype == "bfloat16" else values
-        expected = rounded.numpy().copy()
+        expected = values.to(casts.get(self.manifest.dtype, torch.bfloat16)).float().numpy().copy()
+        for place, quantisation in enumerate(self.manifest.quantisation or ()):
+            scale, offset = (np.array(part, np.float32) for part in (quantisation.scale, quantisation.offset))
+            patches = self.manifest.layout.span("patches")
+            codes = np.rint((self.values[:, place, patches] - offset) / scale).clip(-127, 127)
+            expected[:, place, patches] = codes * scale + offset
         expected[sorted(self.bad_rows)] = np.nan
         return expected
 

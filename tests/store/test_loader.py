@@ -219,11 +219,18 @@ def test_each_chunk_is_read_once_an_epoch(store: Store, monkeypatch: pytest.Monk
 
 def test_at_most_two_pools_are_held_while_batches_fit_in_one(store: Store) -> None:
     from activault.store.prefetch import Execution
+    from activault.store.recycling import Recycler
 
     loader = make(store, batch_size=4)
     plan = loader.plan(0)
     execution = Execution(
-        store.chunks, plan, layers=[0], kinds=store.kinds, dtype=np.dtype(np.uint16), num_threads=2
+        store.chunks,
+        plan,
+        layers=[0],
+        kinds=store.kinds,
+        dtype=torch.float32,
+        num_threads=2,
+        memory=Recycler(),
     )
     with execution:
         held = [len(execution._pools) + len(execution._spare) for _ in execution.batches(0)]
