@@ -17,10 +17,12 @@ from activault.store.errors import MissingExtraError
 if TYPE_CHECKING:
     from .backbone import Backbone, load_backbone, load_teacher, save_teacher
     from .images import ImageFolder
+    from .mending import repair
     from .run import ExtractOptions, ExtractSummary, extract
 
 __all__ = [
     "extract",
+    "repair",
     "ExtractOptions",
     "ExtractSummary",
     "ImageFolder",
@@ -33,6 +35,7 @@ __all__ = [
 _HOMES = {
     "backbone": ("Backbone", "load_backbone", "load_teacher", "save_teacher"),
     "images": ("ImageFolder",),
+    "mending": ("repair",),
     "run": ("ExtractOptions", "ExtractSummary", "extract"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

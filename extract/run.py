@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from activault.store import (
     ImageSourceError,
     Outcome,
     Store,
+    StoreWriter,
     create_store,
     open_store,
     plan_samples,
@@ -39,7 +40,7 @@ from .options import ExtractOptions
 from .planning import Rows, plan_manifest, refuse_other_request, row_order
 from .preprocess import to_pixels
 
-__all__ = ["ExtractOptions", "ExtractSummary", "extract"]
+__all__ = ["ExtractOptions", "ExtractSummary", "extract", "summarise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,11 @@ class ExtractSummary:
 
 
 def extract(
-    images: Path, store: Path, options: ExtractOptions, progress: Progress | None = None
+    images: Path,
+    store: Path,
+    options: ExtractOptions,
+    progress: Progress | None = None,
+    choose: Callable[[StoreWriter], Sequence[int]] | None = None,
 ) -> ExtractSummary:
     """Plan the store or go on with it, compute the shards that are not finished, and complete it.
 
@@ -72,6 +77,8 @@ def extract(
         store: where the store is or will be.
         options: the request; a store that was planned from another one is not touched.
         progress: called in this thread with rows done and rows in all.
+        choose: which shards to compute, asked when the request is known to be the store's; None is all that
+            are unfinished. The store is completed if none is left.
 
     Raises:
         ConfigError: an option cannot be used.
@@ -84,9 +91,9 @@ def extract(
     device = choose_device(options.device)
     source = ImageFolder(images)
     there = _existing(store)
-    if there is not None and there.is_whole and options.weights is None:
+    if there is not None and choose is None and there.is_whole and options.weights is None:
         refuse_other_request(there, source, options)
-        return _summary(there, 0, StallTimes(), start)
+        return summarise(there, 0, StallTimes(), start)
     backbone = load_backbone(
         options.teacher, weights=options.weights, image_size=options.image_size, resize=options.resize
     )
@@ -104,7 +111,8 @@ def extract(
     keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
     samples = plan_samples(keys, labels, source.info.name)
     with create_store(store, manifest, samples, lambda folder: save_teacher(backbone, folder)) as writer:
-        num_new = sum(len(manifest.shard_range(shard)) for shard in writer.unfinished)
+        shards = writer.unfinished if choose is None else choose(writer)
+        num_new = sum(len(manifest.shard_range(shard)) for shard in shards)
         stalls = capture(
             writer,
             backbone,
@@ -112,10 +120,12 @@ def extract(
             batch_size=options.batch_size,
             workers=workers,
             progress=progress,
+            shards=shards,
         )
-        _refuse_all_bad(open_store(store))
-        writer.complete()
-    return _summary(open_store(store), num_new, stalls, start)
+        if choose is None or not writer.unfinished:
+            _refuse_all_bad(open_store(store))
+            writer.complete()
+    return summarise(open_store(store), num_new, stalls, start)
 
 
 def _existing(path: Path) -> Store | None:
@@ -155,7 +165,8 @@ def _refuse_all_bad(store: Store) -> None:
     raise ImageSourceError(f"none of the {store.num_rows} images could be decoded ({reasons})")
 
 
-def _summary(store: Store, num_new: int, stalls: StallTimes, start: float) -> ExtractSummary:
+def summarise(store: Store, num_new: int, stalls: StallTimes, start: float) -> ExtractSummary:
+    """What is in the store, and what a run that began at `start` did for it."""
     return ExtractSummary(
         num_rows=store.num_rows,
         num_new=num_new,

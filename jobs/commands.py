@@ -75,6 +75,7 @@ def extract(
     limit: int | None = None,
     license: str | None = None,
     citation: str | None = None,
+    repair: Path | None = None,
     json: bool = False,
 ) -> int:
     """Run the teacher once over an image folder and write its layers to a store.
@@ -126,6 +127,8 @@ def extract(
         Licence of the activations, for those they are shared with.
     citation
         What to cite for them.
+    repair
+        A plan of `activault verify STORE --deep --repair-plan FILE`: do what it says and no more.
     json
         Print the summary as JSON.
     """
@@ -151,7 +154,7 @@ def extract(
         seed=seed,
         limit=limit,
     )
-    summary = tasks.extract_images(images, store, options, quiet=json)
+    summary = tasks.extract_images(images, store, options, repair=repair, quiet=json)
     if json:
         _print_json(dataclasses.asdict(summary))
     else:

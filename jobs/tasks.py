@@ -24,6 +24,7 @@ from activault.analyze import (
     max_cut_phases,
 )
 from activault.store import ConfigError, RunError, Store, open_store
+from activault.store.repair import read_plan
 
 from . import console
 from .phases import FoundPhases, find_phases, rows_of, training_similarity
@@ -46,13 +47,16 @@ __all__ = [
 
 
 def extract_images(
-    images: Path, store: Path, options: ExtractOptions, *, quiet: bool = False
+    images: Path, store: Path, options: ExtractOptions, *, repair: Path | None = None, quiet: bool = False
 ) -> ExtractSummary:
-    """Plan, extract, resume; see `activault.extract.extract`."""
+    """Plan, extract, resume; see `activault.extract.extract`. Or carry out the plan in the file `repair`."""
     from activault.extract import extract
+    from activault.extract import repair as carry_out
 
     with console.progress_bar("extract", "rows", quiet=quiet) as advance:
-        return extract(images, store, options, progress=advance)
+        if repair is None:
+            return extract(images, store, options, progress=advance)
+        return carry_out(images, store, options, read_plan(repair), progress=advance)
 
 
 def train_run(

@@ -20,6 +20,7 @@ def test_public_names() -> None:
         "extract",
         "load_backbone",
         "load_teacher",
+        "repair",
         "save_teacher",
     ]
     for name in activault.extract.__all__:

@@ -1,0 +1,69 @@
+"""Repair of a store by a plan: exactly the shards that it names go through the teacher again.
+
+In: the images, the store, the request that made it and a `RepairPlan` of `activault verify --repair-plan`.
+Out: the store made whole, and `ExtractSummary`. Where no shard is named, neither an image is decoded nor the
+teacher loaded: tables are made again from the records and from the list of the images.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from activault.store import Store, StoreWriter, create_store, open_store, plan_samples
+from activault.store.repair import RepairPlan, forget_shards, rebuild, rebuild_samples
+
+from .capture import Progress, StallTimes
+from .images import ImageFolder
+from .options import ExtractOptions
+from .planning import refuse_other_request, row_order
+from .run import ExtractSummary, extract, summarise
+
+__all__ = ["repair"]
+
+
+def repair(
+    images: Path, store: Path, options: ExtractOptions, plan: RepairPlan, progress: Progress | None = None
+) -> ExtractSummary:
+    """Carry out `plan`: rebuild what can be, and extract its shards again and no others.
+
+    A store that was complete is complete again, with its digest. What only a copy can restore stays as it is.
+
+    Args:
+        images: the folder that the store was made from.
+        store: where it is.
+        options: the request that made it.
+        plan: what is to be done.
+        progress: called in this thread with rows done and rows in all.
+
+    Raises:
+        StoreMismatchError: the plan, the images or the request are another store's.
+        StoreError: see `extract`.
+    """
+    start = time.perf_counter()
+    rebuild(store, plan)
+    if plan.needs_images:
+
+        def choose(writer: StoreWriter) -> list[int]:
+            rebuild_samples(store, plan, writer.samples)
+            return forget_shards(store, plan)
+
+        return extract(images, store, options, progress, choose=choose)
+    there = open_store(store)
+    _complete(there, ImageFolder(images), store, options, plan)
+    return summarise(open_store(store), 0, StallTimes(), start)
+
+
+def _complete(
+    there: Store, source: ImageFolder, store: Path, options: ExtractOptions, plan: RepairPlan
+) -> None:
+    """Write tables again; the teacher's identity is the manifest's, since none of its values is computed."""
+    if options.weights is None:
+        refuse_other_request(there, source, options)
+    order = row_order(len(source), options)
+    keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
+    samples = plan_samples(keys, labels, source.info.name)
+    with create_store(store, there.manifest, samples, {}) as writer:
+        rebuild_samples(store, plan, samples)
+        if not writer.unfinished:
+            writer.complete()
