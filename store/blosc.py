@@ -1,7 +1,7 @@
 """Blosc, on the caller's thread alone.
 
 Its own threads would put the blocks of a chunk in the order in which they finish: the same values would not
-always be the same bytes. zarr-python sets the same for the whole process. Used through `lazy.Lazy`.
+always be the same bytes. zarr-python sets the same for the whole process. Used through `Deferred`.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from .deferred import Deferred
 from .errors import CorruptStoreError
 from .layout import TokenKind
-from .lazy import Lazy
 from .manifest import Compression, Manifest, StoredDtype
 
 if TYPE_CHECKING:
     from . import blosc
 else:
-    blosc = Lazy("activault.store.blosc")
+    blosc = Deferred("activault.store.blosc")
 
 __all__ = [
     "FILL_BITS",

@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .codecs import crc32c
+from .deferred import Deferred
 from .errors import CorruptStoreError
-from .lazy import Lazy
 from .manifest import Compression
 
 if TYPE_CHECKING:
     from . import blosc
 else:
-    blosc = Lazy("activault.store.blosc")
+    blosc = Deferred("activault.store.blosc")
 
 __all__ = ["decode_chunk"]
 

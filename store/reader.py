@@ -18,10 +18,12 @@ import pyarrow as pa
 
 from .completion import SAMPLES, is_completed
 from .conversion import ReadDtype, numpy_dtype
+from .deferred import Deferred
 from .errors import ConfigError, CorruptStoreError, StorageError
+from .facts import facts_of
 from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kinds
-from .lazy import Lazy
+from .lazy import dask_array
 from .manifest import Manifest
 from .reading import ChunkSource, read_rows
 from .records import ArrayKey, arrays_of, is_finished
@@ -36,7 +38,10 @@ from .storage import Storage, gather, open_storage
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 else:
-    pc = Lazy("pyarrow.compute")
+    pc = Deferred("pyarrow.compute")
+
+if TYPE_CHECKING:
+    import dask.array
 
 __all__ = ["Store", "open_store"]
 
@@ -307,35 +312,18 @@ class Store:
         asked, kinds = check_layers(layers, self.layers), self.parse_tokens(tokens)
         return read_rows(self.chunks, numbers, asked, kinds, numpy_dtype(dtype))
 
+    def dask(self, kind: TokenKind, layer: int) -> dask.array.Array:
+        """One array as dask array (num_rows, tokens, dim) float32 in blocks of a shard, read when computed.
+
+        For threads and processes alike. Computing a block whose shard is not finished or not part of a copy
+        is an `IncompleteStoreError`.
+
+        Raises:
+            ConfigError: the layer or the kind is not in the store.
+            MissingExtraError: dask is not installed.
+        """
+        return dask_array(self, kind, layer)
+
     def info(self) -> dict[str, Any]:
         """What is in the store, as values that JSON can hold."""
-        manifest = self.manifest
-        return {
-            "format": manifest.format,
-            "digest": self.digest,
-            "arrays_digest": self.arrays_digest,
-            "complete": self.complete,
-            "num_rows": self.num_rows,
-            "num_finished": len(self.finished_rows),
-            "num_bad": self.num_bad,
-            "num_shards": manifest.num_shards,
-            "num_finished_shards": len(self._shards.finished),
-            "shard_rows": manifest.shard_rows,
-            "chunk_rows": manifest.chunk_rows,
-            "layers": list(self.layers),
-            "tokens": {kind: self.layout.count(kind) for kind in self.kinds},
-            "grid": list(self.layout.grid),
-            "dim": self.dim,
-            "dtype": manifest.dtype,
-            "compression": manifest.compression,
-            "shards": manifest.shards,
-            "num_bytes": self.num_bytes,
-            "float32_bytes": self.float32_bytes,
-            "num_classes": len(self.classes),
-            "teacher": manifest.teacher.model_dump(mode="json"),
-            "preprocessing": manifest.model_dump(mode="json")["preprocessing"],
-            "source": manifest.source.model_dump(mode="json"),
-            "row_seed": manifest.row_seed,
-            "license": manifest.license,
-            "citation": manifest.citation,
-        }
+        return facts_of(self)

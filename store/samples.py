@@ -17,13 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from .deferred import Deferred
 from .errors import ConfigError
-from .lazy import Lazy
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 else:
-    pc = Lazy("pyarrow.compute")
+    pc = Deferred("pyarrow.compute")
 
 __all__ = [
     "ABSENT",

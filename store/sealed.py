@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import xxhash
 
+from .deferred import Deferred
 from .errors import CorruptStoreError
 from .files import atomic_write, xxh3
-from .lazy import Lazy
 from .storage import Storage
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 else:
-    pc, pq = Lazy("pyarrow.compute"), Lazy("pyarrow.parquet")
+    pc, pq = Deferred("pyarrow.compute"), Deferred("pyarrow.parquet")
 
 __all__ = ["read_sealed", "sealed_bytes", "write_sealed"]
 
