@@ -142,10 +142,8 @@ def refuse_imprecise_store(array: ArrayKey, stats: ChannelStats) -> None:
     """
     if stats.losses is None:
         return
-    sse, m2 = float(stats.losses.sse.sum()), float(stats.m2.sum())
-    if sse > MAX_ERROR * m2:
-        r2 = 1 - sse / m2 if m2 else -np.inf
+    if 1 - stats.r2 > MAX_ERROR:
         raise PrecisionError(
             f"int8 keeps R2 of every layer's patches at {1 - MAX_ERROR:g} or above; in layer {array.layer} "
-            f"it is {r2:.6f}, most of the error in channel {int(stats.losses.sse.argmax())}; {_REMEDY}"
+            f"it is {stats.r2:.6f}, most of the error in channel {int(stats.losses.sse.argmax())}; {_REMEDY}"
         )

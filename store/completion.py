@@ -139,7 +139,8 @@ def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
     for array, stats in gathered.statistics.items():
         refuse_imprecise_store(array, stats)
     summary = gathered.totals.summary(root, write_sealed(path / SAMPLES, table))
-    write_card(path, root.manifest, summary, {})
+    r2 = {array.layer: stats.r2 for array, stats in gathered.statistics.items() if stats.losses}
+    write_card(path, root.manifest, summary, r2)
     write_index(path, summary, root.manifest.held_shards, gathered.texts(), gathered.statistics)
 
 

@@ -4,7 +4,8 @@
 
 In memory are one shard buffer and a few chunks of the source. Every row of every array is hashed as it must
 read when it comes from the source, and again when its shard is read back from disk. Rows that the source does
-not have, or has as NaN, become bad rows with their reason. Called again, it goes on where it stopped.
+not have, or has as NaN, become bad rows with their reason. Called again, it goes on where it stopped,
+and several processes may share the work.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ __all__ = ["ImportOptions", "ImportSummary", "import_reference"]
 
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
+_WAIT: Final = 0.5
+"""Seconds between looks at shards that another process owns."""
 _ROWS_BACK: Final = 64
 """Rows of one array read back at a time."""
 
@@ -87,14 +90,7 @@ def import_reference(
     manifest = _manifest(reference, options, there)
     samples = _samples(reference, options)
     with create_store(store, manifest, samples, {}) as writer:
-        unfinished = writer.unfinished
-        done = reference.num_rows - sum(len(manifest.shard_range(shard)) for shard in unfinished)
-        num_new = reference.num_rows - done
-        for shard in unfinished:
-            _convert(reference, writer, shard)
-            done += len(manifest.shard_range(shard))
-            if progress is not None:
-                progress(done, reference.num_rows)
+        num_new = _convert_all(reference, writer, progress)
         _refuse_all_bad(open_store(store), reference)
         writer.complete()
     return _summary(open_store(store), options, num_new, start)
@@ -125,6 +121,25 @@ def _samples(reference: Reference, options: ImportOptions) -> pa.Table:
     if options.labels is not None:
         labels = read_row_list(options.labels, "label", count)
     return plan_samples(keys, labels, reference.name)
+
+
+def _convert_all(reference: Reference, writer: StoreWriter, progress: Progress | None) -> int:
+    """Convert what is unfinished, beside other processes that may be at it; returns the rows it converted."""
+    size = {shard: len(writer.manifest.shard_range(shard)) for shard in writer.unfinished}
+    wanted, num_new = list(size), 0
+    while wanted:
+        for shard in wanted:
+            if not writer.claim(shard):
+                continue
+            _convert(reference, writer, shard)
+            num_new += size[shard]
+            if progress is not None:
+                left = sum(size[other] for other in wanted if other > shard)
+                progress(reference.num_rows - left, reference.num_rows)
+        wanted = [shard for shard in wanted if not writer.is_finished(shard)]
+        if wanted:
+            time.sleep(_WAIT)
+    return num_new
 
 
 def _convert(reference: Reference, writer: StoreWriter, shard: int) -> None:

@@ -65,6 +65,12 @@ class ChannelStats:
         """(dim,) population variance; 0 where nothing was seen."""
         return self.m2 / max(self.count, 1)
 
+    @property
+    def r2(self) -> float:
+        """R2 of the decoded values against the ones that were quantised; 1 where nothing was lost."""
+        sse, m2 = 0.0 if self.losses is None else float(self.losses.sse.sum()), float(self.m2.sum())
+        return 1 - sse / m2 if m2 else -np.inf if sse else 1.0
+
     @staticmethod
     def empty(dim: int) -> ChannelStats:
         """Of no tokens at all."""
