@@ -140,7 +140,7 @@ class ShardBuffer:
     ) -> None:
         loss = self._losses[array]
         errors, clipped = loss.steps.quantise(tokens, codes)
-        self._refuse(array, offset, tokens, codes, ~np.isfinite(errors).all(axis=1))
+        self._refuse(array, offset, tokens, codes, np.asarray(~np.isfinite(errors).all(axis=1)))
         loss.errors[offset : offset + len(tokens)] = errors
         loss.clipped[offset : offset + len(tokens)] = clipped
 

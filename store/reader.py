@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from .completion import SAMPLES, is_completed
 from .conversion import ReadDtype, numpy_dtype
+from .dask_arrays import dask_array
 from .deferred import Deferred
 from .errors import ConfigError, CorruptStoreError, StorageError
 from .facts import facts_of
 from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kinds
-from .lazy import dask_array
 from .manifest import Manifest
 from .reading import ChunkSource, read_rows
 from .records import ArrayKey, arrays_of, is_finished
@@ -36,12 +36,10 @@ from .statistics import ChannelStats
 from .storage import Storage, gather, open_storage
 
 if TYPE_CHECKING:
+    import dask.array
     import pyarrow.compute as pc
 else:
     pc = Deferred("pyarrow.compute")
-
-if TYPE_CHECKING:
-    import dask.array
 
 __all__ = ["Store", "open_store"]
 
@@ -152,6 +150,11 @@ class Store:
         return is_completed(self.storage, self.manifest) and all(
             is_finished(self.storage, self.manifest, shard) for shard in shards
         )
+
+    @property
+    def num_finished_shards(self) -> int:
+        """Shards whose rows can be read."""
+        return len(self._shards.finished)
 
     @property
     def num_bad(self) -> int:

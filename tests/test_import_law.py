@@ -25,6 +25,8 @@ ALLOWED = {
 # Third parties that live in named places only; the other ones in EVERYWHERE.
 PLACES = {
     "cyclopts": ("jobs/cli.py",),
+    "dask": ("store/dask_arrays.py", "store/reader.py"),
+    "huggingface_hub": ("store/hub.py",),
     "matplotlib": ("analyze/figures.py",),
     "numcodecs": ("store/",),
     "obstore": ("store/",),
