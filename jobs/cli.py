@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from activault.store import ActivaultError, ConfigError, MissingExtraError
 
-from . import commands, console
+from . import commands, console, sharing
 from .importing import import_
 
 __all__ = ["app", "main"]
@@ -31,6 +31,8 @@ app = App(
 
 for _name in ("demo", "extract", "info", "verify", "phases", "train", "probe", "analyze"):
     app.command(getattr(commands, _name))
+for _name in ("pull", "merge", "publish"):
+    app.command(getattr(sharing, _name))
 app.command(import_, name="import")
 
 
