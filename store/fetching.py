@@ -69,10 +69,20 @@ class FileToFetch:
     def is_at(self, folder: Path) -> bool:
         """Whether `folder` has the file already, with its size and hash."""
         file = folder / self.path
-        if not file.is_file() or file.is_symlink() or file.stat().st_size != self.bytes:
-            return False
+        return file.is_file() and not file.is_symlink() and self.is_sound(Folder(folder))
+
+    def is_sound(self, storage: Storage | None = None) -> bool:
+        """Whether a place, by default its own, has it with its size and hash.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        storage = storage or self.storage
         hash_of = stored_xxh3 if self.algorithm == "xxh3" else stored_sha256
-        return hash_of(Folder(folder), self.path) == self.hash
+        try:
+            return storage.size(self.path) == self.bytes and hash_of(storage, self.path) == self.hash
+        except FileNotFoundError:
+            return False
 
 
 def with_retries(action: Callable[[], Result], retries: Retries, stop: threading.Event) -> Result:

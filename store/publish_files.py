@@ -1,0 +1,78 @@
+"""Which files a store that is published is made of, each with the hash that it must have.
+
+A complete store on this machine in; its files in the order in which they are put out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .card import CARD
+from .completion import SAMPLES
+from .errors import CorruptStoreError, IncompleteStoreError
+from .fetching import FileToFetch
+from .files import xxh3
+from .index import INDEX, read_index
+from .layout import layer_name
+from .records import array_folder, arrays_of, record_path
+from .root import ROOT, read_root
+from .storage import Folder
+
+__all__ = ["LAST", "published_files"]
+
+LAST = (INDEX, ROOT)
+"""These come last, in this order: a store is one when its `zarr.json` is there."""
+
+
+def published_files(path: Path) -> list[FileToFetch]:
+    """Every file of the complete store at `path`.
+
+    Raises:
+        NotAStoreError: it is none.
+        IncompleteStoreError: it is not finished.
+        CorruptStoreError: a file is missing, or a table, record or `zarr.json` is altered.
+    """
+    folder = Folder(path)
+    root = read_root(folder)
+    manifest = root.manifest
+    index = read_index(folder, manifest)
+    if index is None:
+        raise IncompleteStoreError(
+            f"a store is published when it is complete; {path} is not: finish it, or publish a part of it "
+            "that is (`activault pull` makes one)"
+        )
+    files = [_small(folder, name) for name in _metadata(path)]
+    for name, file in root.teacher.items():
+        files.append(FileToFetch(folder, name, file.bytes, file.sha256, "sha256"))
+    for shard in manifest.held_shards:
+        record, text = index.record(shard), index.record_text(shard)
+        stored = (*record.files, record.statistics)
+        files += [FileToFetch(folder, file.path, file.bytes, file.hash) for file in stored]
+        files.append(FileToFetch(folder, record_path(shard), len(text), xxh3(text)))
+    size = _size(folder, SAMPLES)
+    files.append(FileToFetch(folder, SAMPLES, size, index.summary.samples_hash))
+    files += [_small(folder, f"{layer_name(layer)}/{ROOT}") for layer in manifest.layers]
+    folders = (array_folder(array.layer, array.kind) for array in arrays_of(manifest))
+    files += [_small(folder, f"{name}/{ROOT}") for name in folders]
+    return [*files, *(_small(folder, name) for name in LAST)]
+
+
+def _metadata(path: Path) -> Iterator[str]:
+    if (path / CARD).is_file():
+        yield CARD
+
+
+def _small(folder: Folder, name: str) -> FileToFetch:
+    """A file whose hash is what it is now; what it must be was looked at by whoever read it."""
+    size = _size(folder, name)
+    return FileToFetch(folder, name, size, xxh3(folder.read(name, size)))
+
+
+def _size(folder: Folder, name: str) -> int:
+    try:
+        return folder.size(name)
+    except FileNotFoundError as exc:
+        raise CorruptStoreError(
+            f"{name} of {folder.where} is missing; `activault verify {folder.where}` says what to do"
+        ) from exc

@@ -1,0 +1,277 @@
+"""`publish`: a complete store onto S3 or the Hugging Face hub, so that others read or pull it by its URL.
+
+A store in a folder in; its files under a URL out, `zarr.json` last, so that nobody takes a half-published
+store for one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from pydantic import ValidationError
+
+from .copying import Progress
+from .creation import first_difference, spoken
+from .errors import ConfigError, CorruptStoreError, NotAStoreError, StorageError, StoreMismatchError
+from .fetching import FileToFetch
+from .files import parse_json
+from .manifest import Manifest
+from .publish_files import LAST, published_files
+from .root import PLANNING, ROOT, Root, read_root
+from .storage import Folder
+
+__all__ = ["Listed", "Publication", "Target", "plan_publish", "publish"]
+
+_REMEDY: Final = "choose another destination"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a place says of a file without giving it."""
+
+    size: int
+    hash: str | None = None
+    """In the place's own way; None where it says none that follows from the bytes alone."""
+
+
+class Target(Protocol):
+    """A place that a store is published to; file names are relative to the store."""
+
+    where: str
+    at_once: int
+    """Files that are put together."""
+    foreign: Sequence[str]
+    """Names that the place itself makes, and that do not count as something else being there."""
+
+    def listing(self) -> Mapping[str, Listed]:
+        """Every file that is there; empty where the place itself is not."""
+
+    def read_small(self, path: str) -> bytes | None:
+        """A small file; None if it is not there."""
+
+    def make(self) -> None:
+        """Make the place, if it is not there."""
+
+    def has(self, listed: Listed, file: FileToFetch) -> bool:
+        """Whether what is listed is this very file, as far as the place tells."""
+
+    def put(self, files: Sequence[FileToFetch], progress: Callable[[int], None]) -> None:
+        """Upload files; each is there whole or not at all. `progress` is told bytes that arrived."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put a small file where there is none; False if there is one, which stays."""
+
+    def remove(self, path: str) -> None:
+        """Remove a small file, if it is there."""
+
+    def check(self, file: FileToFetch) -> bool:
+        """Read a file back and hold it against its hash."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A publication that is planned."""
+
+    files: Sequence[FileToFetch]
+    there: Sequence[FileToFetch]
+    """Those of them that are there already."""
+    target: Target
+    root: bytes
+    """The store's own `zarr.json`."""
+    marker: bytes
+    """What marks the place until that is there."""
+
+    @property
+    def num_files(self) -> int:
+        """All files."""
+        return len(self.files)
+
+    @property
+    def num_bytes(self) -> int:
+        """Their bytes."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def bytes_there(self) -> int:
+        """Bytes of those that are there already."""
+        return sum(file.bytes for file in self.there)
+
+    def run(self, *, deep: bool = False, progress: Progress | None = None) -> None:
+        """Upload what is missing and look at what arrived; see `publish`."""
+        target, count = self.target, _Count(self, progress)
+        there = {file.path for file in self.there}
+        missing = [file for file in self.files if file.path not in there]
+        target.make()
+        if (
+            missing
+            and not target.create(PLANNING, self.marker)
+            and target.read_small(PLANNING) != self.marker
+        ):
+            raise _under_way(target)
+        early = [file for file in missing if file.path not in LAST]
+        for start in range(0, len(early), target.at_once):
+            batch = early[start : start + target.at_once]
+            _refuse_damaged(batch)
+            target.put(batch, count)
+        target.put([file for file in missing if file.path in LAST and file.path != ROOT], count)
+        if ROOT not in there:
+            if not target.create(ROOT, self.root) and target.read_small(ROOT) != self.root:
+                raise _under_way(target)
+            count(len(self.root))
+        self._check(deep=deep)
+        target.remove(PLANNING)
+
+    def _check(self, *, deep: bool) -> None:
+        """Look at what arrived: names and sizes of all files; with `deep`, every byte."""
+        listing = self.target.listing()
+        for file in self.files:
+            found = listing.get(file.path)
+            if found is None or found.size != file.bytes:
+                size = "no such file" if found is None else f"{found.size} bytes"
+                raise StorageError(
+                    f"{file.path} must have {file.bytes} bytes in {self.target.where}; there is {size}; "
+                    "publish again"
+                )
+            if (deep or file.path in LAST) and not self.target.check(file):
+                raise StorageError(
+                    f"{file.path} in {self.target.where} is not what was uploaded (its hash disagrees); "
+                    "remove it there and publish again"
+                )
+
+
+class _Count:
+    """Bytes that are there, told from any thread."""
+
+    def __init__(self, plan: Publication, progress: Progress | None) -> None:
+        self._done = plan.bytes_there
+        self._all = plan.num_bytes
+        self._progress = progress
+        self._lock = threading.Lock()
+        self(0)
+
+    def __call__(self, size: int) -> None:
+        with self._lock:
+            self._done += size
+            if self._progress is not None:
+                self._progress(self._done, self._all)
+
+
+def publish(
+    store: Path | str,
+    destination: str | Target,
+    *,
+    license: str | None = None,
+    deep: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Put a complete store where others can read it; run it again and it goes on where it stopped.
+
+    Args:
+        store: a complete store on this machine.
+        destination: `s3://bucket/prefix`, `hf://datasets/OWNER/NAME[/path]` or
+            `hf://buckets/OWNER/NAME[/path]`.
+        license: names the licence on a data set's page in place of the store's own.
+        deep: read everything back and hold it against its hash.
+        progress: told `(bytes done, bytes in all)`.
+
+    Raises:
+        ConfigError: the destination is none of these.
+        MissingExtraError: the hub is meant and `huggingface_hub` is not installed.
+        IncompleteStoreError: the store is not finished.
+        StoreMismatchError: another store is there; the first difference is named.
+        NotAStoreError: something else is there.
+        CorruptStoreError: a file of the store is not what was written; it is not uploaded.
+        StorageError: the place cannot be written, or does not answer.
+    """
+    plan_publish(store, destination, license=license).run(deep=deep, progress=progress)
+
+
+def plan_publish(store: Path | str, destination: str | Target, *, license: str | None = None) -> Publication:
+    """What `publish` would upload; raises as it does of the store and of what is there."""
+    path = Path(store)
+    files = published_files(path)
+    root = read_root(Folder(path))
+    target = _open_target(destination, path, license) if isinstance(destination, str) else destination
+    listing = target.listing()
+    _refuse_others(target, listing, root)
+    there = [file for file in files if file.path in listing and target.has(listing[file.path], file)]
+    return Publication(files, there, target, root.to_bytes(), _marker(root))
+
+
+def _open_target(destination: str, path: Path, license: str | None) -> Target:
+    # Imported here because neither is needed for anything else.
+    scheme, _, rest = destination.partition("://")
+    if scheme == "s3":
+        from .bucket import Bucket
+
+        if license is not None:
+            raise ConfigError(
+                "a licence is named on the page of a data set, and a bucket has none; leave it out"
+            )
+        return Bucket(destination)
+    if scheme == "hf":
+        from .hub import open_hub
+
+        return open_hub(rest, path, license)
+    raise ConfigError(
+        "a store is published to s3://bucket/prefix, hf://datasets/OWNER/NAME or hf://buckets/OWNER/NAME; "
+        f"got {destination}; into a folder, `activault pull` copies"
+    )
+
+
+def _refuse_others(target: Target, listing: Mapping[str, Listed], root: Root) -> None:
+    """Refuse a place that holds another store, or anything that is no part of this one."""
+    if ROOT in listing:
+        found = target.read_small(ROOT)
+        if found == root.to_bytes():
+            return
+        raise _another_store(target, found, root)
+    marker = target.read_small(PLANNING) if PLANNING in listing else None
+    others = sorted(set(listing) - set(target.foreign))
+    if marker is None and others:
+        raise NotAStoreError(
+            f"{target.where} holds something else ({others[0]}, {len(others)} files); {_REMEDY}, or empty it"
+        )
+    if marker is not None and marker != _marker(root):
+        raise _under_way(target)
+
+
+def _under_way(target: Target) -> StoreMismatchError:
+    return StoreMismatchError(
+        f"another store is being published to {target.where}, or was and is not finished; {_REMEDY}, or "
+        "empty it"
+    )
+
+
+def _refuse_damaged(files: Sequence[FileToFetch]) -> None:
+    for file in files:
+        if not file.is_sound():
+            raise CorruptStoreError(
+                f"{file.path} of {file.storage.where} is not what was written; it is not published: "
+                f"`activault verify {file.storage.where} --deep` lists what is wrong"
+            )
+
+
+def _another_store(target: Target, found: bytes | None, root: Root) -> StoreMismatchError:
+    try:
+        value = parse_json(found or b"", ROOT)
+        difference = first_difference(
+            Manifest.model_validate(value["attributes"]["activault"]), root.manifest
+        )
+    except (CorruptStoreError, ValidationError, KeyError, TypeError):
+        return StoreMismatchError(f"{target.where} holds something with a {ROOT} of its own; {_REMEDY}")
+    if difference is None:
+        return StoreMismatchError(f"{target.where} holds a store of other images; {_REMEDY}")
+    field, there, here = difference
+    return StoreMismatchError(
+        f"{target.where} holds another store: {field} is {spoken(there)} there and {spoken(here)} here; "
+        f"{_REMEDY}"
+    )
+
+
+def _marker(root: Root) -> bytes:
+    return f"{root.manifest.sha256()}\n".encode()
