@@ -149,7 +149,9 @@ def read_index(storage: Storage, manifest: Manifest) -> Index | None:
     """
     try:
         num_entries = len(manifest.held_shards) + len(manifest.layers) * len(manifest.kinds)
-        table, metadata, _ = read_sealed(storage, INDEX, _SCHEMA, num_entries, manifest.max_table_bytes)
+        table, metadata, _ = read_sealed(
+            storage, INDEX, _SCHEMA, num_entries, manifest.max_table_bytes, keep_dictionaries=True
+        )
     except FileNotFoundError:
         return None
     try:
