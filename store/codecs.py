@@ -30,7 +30,6 @@ __all__ = [
     "MAX_CODE",
     "array_metadata",
     "crc32c",
-    "decode_chunk",
     "encode_chunk",
     "fill_of",
     "group_metadata",
@@ -56,7 +55,6 @@ MAX_CODE: Final = 127
 """int8 codes of values are -127 to 127."""
 _CAST_VALUES: Final = 1 << 16
 """Values rounded at a time: 256 KiB of float32, so that the passes stay in a core's own cache."""
-_BLOSC_HEADER: Final = 16
 _HELD: Final[dict[StoredDtype, type[np.generic]]] = {
     "bfloat16": np.uint16,
     "float16": np.float16,
@@ -68,11 +66,6 @@ _HELD: Final[dict[StoredDtype, type[np.generic]]] = {
 def held_type(manifest: Manifest, kind: TokenKind) -> np.dtype[Any]:
     """What a shard buffer holds a value of one kind in; bfloat16 as its bit pattern."""
     return np.dtype(_HELD[manifest.stored_dtype(kind)])
-
-
-def buffer_dtype(manifest: Manifest) -> np.dtype[Any]:
-    """What a shard buffer holds a value in: 16-bit patterns for bfloat16, float32 as it is."""
-    return np.dtype(np.uint16 if manifest.dtype == "bfloat16" else np.float32)
 
 
 def stored_type(manifest: Manifest, kind: TokenKind) -> np.dtype[Any]:
@@ -256,34 +249,3 @@ def encode_chunk(values: Array, compression: Compression) -> bytes:
         compression: the manifest's.
     """
     return with_crc(pack_chunk(values, compression))
-
-
-def decode_chunk(data: bytes, out: Array, what: str, compression: Compression = "blosc") -> None:
-    """Decode one inner chunk.
-
-    Args:
-        data: the chunk as it stands in its file.
-        out: (chunk_rows, tokens, dim) of the stored type, contiguous; it is filled.
-        what: what to call the chunk in an error.
-        compression: the manifest's.
-
-    Raises:
-        CorruptStoreError: the checksum disagrees, or the chunk says that it holds another number of bytes.
-    """
-    payload = checked(data, what)
-    if compression == "none":
-        if len(payload) != out.nbytes:
-            raise CorruptStoreError(f"{what} must hold {out.nbytes} bytes of values; it holds {len(payload)}")
-        out.reshape(-1)[:] = np.frombuffer(payload, out.dtype)
-        return
-    if len(payload) >= _BLOSC_HEADER:
-        # The header is believed by blosc itself: its sizes are checked before anything is allocated from
-        # them.
-        decoded, _, stored = struct.unpack("<III", payload[4:_BLOSC_HEADER])
-        if decoded == out.nbytes and stored == len(payload):
-            try:
-                blosc.decompress(payload, out)
-            except RuntimeError as exc:
-                raise CorruptStoreError(f"{what} cannot be decompressed") from exc
-            return
-    raise CorruptStoreError(f"{what} must hold {out.nbytes} bytes of values; its header says otherwise")

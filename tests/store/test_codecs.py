@@ -11,7 +11,6 @@ from numcodecs import Blosc
 
 from activault.store.codecs import (
     crc32c,
-    decode_chunk,
     encode_chunk,
     fill_of,
     non_finite,
@@ -19,6 +18,7 @@ from activault.store.codecs import (
     round_to_float16,
     to_float32,
 )
+from activault.store.decoding import decode_chunk
 from activault.store.errors import CorruptStoreError
 
 BITS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64)
