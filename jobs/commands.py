@@ -17,6 +17,7 @@ from typing import Any, Literal
 from activault.store import ConfigError
 
 from . import console
+from .checking import info, verify
 
 __all__ = ["analyze", "demo", "extract", "info", "phases", "probe", "train", "verify"]
 
@@ -168,80 +169,6 @@ def _image_size(text: str) -> int | tuple[int, int]:
     if match is None:
         raise ConfigError(f"an image size is one number, or height x width such as 224x336; got {text!r}")
     return (int(match[1]), int(match[2])) if match[2] else int(match[1])
-
-
-def info(store: str, /, *, json: bool = False) -> int:
-    """What is in a store: teacher, preprocessing, layers, tokens, rows, sizes, completeness, digest.
-
-    ```
-    activault info photos.zarr
-    activault info https://example.org/photos.zarr --json
-    ```
-
-    Parameters
-    ----------
-    store
-        The store: a path, http(s):// or s3://.
-    json
-        Print everything as JSON.
-    """
-    from . import inspect
-
-    facts = inspect.facts(store)
-    if json:
-        _print_json(facts)
-    else:
-        inspect.show_facts(facts)
-    return 0
-
-
-def verify(
-    store: str,
-    /,
-    *,
-    deep: bool = False,
-    complete: bool = False,
-    repair_plan: Path | None = None,
-    json: bool = False,
-) -> int:
-    """Check a store and list every fault; exit status 1 on any.
-
-    A store that is sound but not finished is no fault unless --complete asks for it.
-
-    ```
-    activault verify photos.zarr
-    activault verify photos.zarr --deep --complete
-    activault verify photos.zarr --deep --repair-plan plan.json
-    ```
-
-    Parameters
-    ----------
-    store
-        The store: a path, http(s):// or s3://.
-    deep
-        Read every byte and hold it against its hash.
-    complete
-        Count unfinished shards as a fault.
-    repair_plan
-        Write what would mend it as JSON, for `activault extract ... --repair FILE`; - prints it instead of
-        the report.
-    json
-        Print the report as JSON.
-    """
-    from . import inspect
-
-    to_output = str(repair_plan) == "-"
-    report = inspect.verify(store, deep=deep, complete=complete, quiet=json or to_output)
-    plan = inspect.plan_repair(report)
-    if repair_plan is not None and not to_output:
-        inspect.write_plan(repair_plan, plan)
-    if to_output:
-        _print_json(plan.model_dump(mode="json"))
-    elif json:
-        _print_json(inspect.report_json(report))
-    else:
-        inspect.show_report(store, report)
-    return 0 if report.ok else 1
 
 
 def phases(
