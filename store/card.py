@@ -123,7 +123,8 @@ def _what(manifest: Manifest, summary: IndexSummary) -> str:
 Tokens of the layers of a frozen Vision Transformer, in an activault store: Zarr v3 arrays, one for each layer
 and token kind, each (rows, tokens, channels).
 
-- **Rows**: {_rows(manifest, summary)}. `samples.parquet` has keys and labels, as far as they are known.
+- **Rows**: {_rows(manifest, summary)}.
+  `samples.parquet` has their keys, labels and outcomes, as far as they are known.
 - **Layers**: {_runs(manifest.layers)}, of 0 to {manifest.teacher.num_blocks}. 0 is the embedded input (after
   position embedding, registers and any pre-norm), l the output of block l. The final norm is not applied.
 - **Tokens of a layer**: {tokens}; patches stand row by row of a {height} x {width} grid.
@@ -142,7 +143,7 @@ def _rows(manifest: Manifest, summary: IndexSummary) -> str:
             f"{more} of {manifest.shard_rows:,} rows; row numbers are those of the whole"
         )
     if summary.num_bad:
-        said += f". {summary.num_bad:,} have no activations: they read as NaN, `status` there says why"
+        said += f". {summary.num_bad:,} have no activations and read as NaN"
     return said
 
 
