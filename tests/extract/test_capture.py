@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from activault.extract import capture as capture_module
 from activault.extract.backbone import Backbone
 from activault.extract.capture import Decoded, StallTimes, capture
 from activault.store import (
@@ -113,6 +115,48 @@ def test_a_second_run_computes_the_unfinished_shards_alone(tmp_path: Path, tiny:
     capture(writer, tiny, watched, batch_size=8, workers=1, progress=lambda *at: done.append(at))
     assert decoded == list(range(8, 16))
     assert done == [(22, 22)]
+
+
+def test_runs_at_once_share_the_shards(tmp_path: Path, tiny: Backbone) -> None:
+    decoded: list[int] = []
+
+    def slow(row: int) -> Decoded:
+        decoded.append(row)
+        time.sleep(0.01)
+        return good(row)
+
+    def run(_: int) -> None:
+        with plan(tmp_path / "s.zarr", tiny, shard_rows=4) as writer:
+            capture(writer, tiny, slow, batch_size=2, workers=1)
+            assert writer.unfinished == []  # also what the other one computed
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    assert sorted(decoded) == list(range(NUM_ROWS))
+    capture(plan(tmp_path / "alone.zarr", tiny, shard_rows=4), tiny, good, batch_size=2, workers=1)
+    assert open_store(tmp_path / "s.zarr").digest == open_store(tmp_path / "alone.zarr").digest
+
+
+def test_a_shard_whose_owner_gives_up_is_computed_by_the_one_that_waits(
+    tmp_path: Path, tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, writer = plan(tmp_path / "s.zarr", tiny), plan(tmp_path / "s.zarr", tiny)
+    assert other.claim(1)
+    monkeypatch.setattr(capture_module.time, "sleep", lambda seconds: other.close())
+    capture(writer, tiny, good, batch_size=8, workers=2)
+    assert writer.unfinished == []
+
+
+def test_claims_end_with_the_run_that_failed(tmp_path: Path, tiny: Backbone) -> None:
+    def broken(row: int) -> Decoded:
+        if row == 9:
+            raise RuntimeError("broken")
+        return good(row)
+
+    with pytest.raises(RuntimeError, match="broken"), plan(tmp_path / "s.zarr", tiny) as writer:
+        capture(writer, tiny, broken, batch_size=4, workers=1)
+    assert not list((tmp_path / "s.zarr" / "shards").glob(".*"))
+    assert open_store(tmp_path / "s.zarr").finished_rows.tolist() == list(range(8))
 
 
 def test_bad_rows_are_kept_with_their_reason(tmp_path: Path, tiny: Backbone) -> None:
