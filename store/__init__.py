@@ -28,10 +28,13 @@ from .errors import (
 from .grid import choose_grid
 from .layout import KINDS, TokenKind, TokenLayout, layer_name, parse_kinds, parse_layers
 from .manifest import FORMAT_VERSION, Manifest, Preprocessing, SourceInfo, StoredDtype, TeacherInfo
+from .merging import merge
+from .publishing import publish
 from .reader import Store, open_store
 from .records import ShardRecord
 from .samples import Outcome, plan_samples, split_of, split_rows
 from .statistics import ChannelStats
+from .transfer import pull
 from .verify import Fault, VerifyReport, verify_store
 from .writer import StoreWriter
 
@@ -42,6 +45,9 @@ __all__ = [
     "open_store",
     "create_store",
     "verify_store",
+    "pull",
+    "merge",
+    "publish",
     "ActivationLoader",
     "Batch",
     "Store",
@@ -87,7 +93,13 @@ _NEEDS_TORCH = ("ActivationLoader", "Batch")
 
 def __getattr__(name: str) -> Any:
     if name in _NEEDS_TORCH:
-        from . import loader
-
+        try:
+            from . import loader
+        except ModuleNotFoundError as exc:
+            if exc.name != "torch":
+                raise
+            raise MissingExtraError(
+                f"{name} needs torch, which is not installed; python -m pip install 'activault[all]'"
+            ) from exc
         return getattr(loader, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

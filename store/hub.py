@@ -114,10 +114,10 @@ class _Hub:
         from huggingface_hub.errors import HfHubHTTPError
 
         # The library changed its HTTP client twice: its own error tells which one's errors there are.
-        client_errors: tuple[type[Exception], ...] = (HfHubHTTPError.__bases__[0], OSError)
+        client_error: type[Exception] = HfHubHTTPError.__bases__[0]
         try:
             yield
-        except (*client_errors, ValueError, RuntimeError) as exc:
+        except (client_error, OSError, ValueError, RuntimeError) as exc:
             if isinstance(exc, OSError) and exc.filename is not None:
                 raise  # of this machine's disk
             raise self._told(exc) from exc

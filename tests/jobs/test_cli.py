@@ -16,7 +16,10 @@ from activault.jobs import cli
 from activault.store import open_store
 
 Command = Callable[..., Any]
-COMMANDS = ("demo", "extract", "info", "verify", "phases", "train", "probe", "analyze")
+COMMANDS = (
+    *("demo", "extract", "info", "verify", "phases", "train", "probe", "analyze"),
+    *("pull", "merge", "publish"),
+)
 
 
 def test_help_lists_the_commands_that_are_there(activault: Command) -> None:
