@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 
 from .copy_plan import Piece
@@ -16,7 +17,7 @@ from .index import INDEX
 from .joins import RecordPiece, join_record, join_statistics, picked
 from .manifest import Manifest
 from .marks import own
-from .records import array_folder, arrays_of, record_path, statistics_path
+from .records import record_path, statistics_path
 from .sources import read_checked
 
 __all__ = ["ShardCopy"]
@@ -60,12 +61,20 @@ class ShardCopy:
         for storage, piece in self._pieces:
             for file in picked(piece):
                 wanted = FileToFetch(storage, file.path, file.bytes, file.hash)
-                self._files.append(pool.submit(fetch, wanted))
+                self._files.append(pool.submit(self._bring, fetch, wanted))
 
     @property
     def num_files(self) -> int:
         """Array files of the shard."""
         return len(self._files)
+
+    def _bring(self, fetch: Callable[[FileToFetch], None], file: FileToFetch) -> None:
+        fetch(file)
+        folder = (self._path / file.path).parent
+        # The folders up to the array's own: each may be new, and its name lives in the one above. Here, where
+        # many threads wait for the disk side by side.
+        for parent in (folder, *islice(folder.parents, 3)):
+            sync_folder(parent)
 
     def _read_statistics(self) -> list[tuple[RecordPiece, bytes]]:
         return [(piece, read_checked(storage, piece.record.statistics)) for storage, piece in self._pieces]
@@ -83,11 +92,6 @@ class ShardCopy:
         statistics = join_statistics(self._statistics.result(), self._manifest)
         _, text = join_record([piece for _, piece in self._pieces], self._manifest, statistics)
         atomic_write(self._path / statistics_path(self._shard), statistics)
-        for array in arrays_of(self._manifest):
-            folder = self._path / array_folder(array.layer, array.kind)
-            # The folders up to the array's own: each may be new, and its name lives in the one above.
-            for parent in (f"c/{self._shard}/0", f"c/{self._shard}", "c", ""):
-                sync_folder(folder / parent)
         self._mark.publish(text)
         self.close()
         return len(statistics)
