@@ -10,11 +10,12 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import xxhash
 
@@ -41,6 +42,10 @@ __all__ = [
 ]
 
 
+_MAX_DEPTH: Final = 32
+"""Levels of JSON; a store has 8."""
+
+
 def canonical_json(value: Any) -> bytes:
     """The one way in which format 1 writes JSON that is hashed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
@@ -55,12 +60,50 @@ def parse_json(text: bytes, name: str) -> Any:
     """The JSON value in `text`.
 
     Raises:
-        CorruptStoreError: it is no JSON, or nested so deeply that parsing it would exhaust the stack.
+        CorruptStoreError: it is no JSON, has what canonical JSON has not (NaN, infinities, a key twice), or is
+            nested deeper than anything in a store.
     """
     try:
-        return json.loads(text)
+        value = json.loads(
+            text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_each_key_once
+        )
+        _refuse_deep(value)
     except (ValueError, RecursionError) as exc:
         raise CorruptStoreError(f"{name} must be JSON; it is not ({exc}); restore it from a copy") from exc
+    return value
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond float64")
+    return number
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _refuse_deep(value: Any) -> None:
+    """Values that were parsed could still be too deep to be written or printed."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_MAX_DEPTH):
+        if not level:
+            return
+        level = [
+            part
+            for each in level
+            for part in (each.values() if isinstance(each, dict) else each)
+            if isinstance(part, dict | list)
+        ]
+    raise ValueError(f"it is nested deeper than {_MAX_DEPTH}")
 
 
 def xxh3(data: Any) -> str:

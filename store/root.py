@@ -22,6 +22,8 @@ from .storage import Storage
 __all__ = ["PLANNING", "ROOT", "Root", "TeacherFile", "check_array", "make_root", "read_root"]
 
 ROOT: Final = "zarr.json"
+_MAX_NAME_BYTES: Final = 200
+"""Of the teacher's files; file systems take 255, and a temporary name is longer."""
 PLANNING: Final = ".planning"
 """Marks a folder that was being planned; see `create_store`."""
 
@@ -53,16 +55,23 @@ class Root:
     teacher: Mapping[str, TeacherFile]
     """The teacher's files by path relative to the store: `teacher/config.json`."""
 
-    def to_bytes(self) -> bytes:
-        """The file's bytes."""
-        body: dict[str, Any] = {
+    def _body(self) -> dict[str, Any]:
+        return {
             "manifest": self.manifest.model_dump(mode="json"),
             "samples": self.samples,
             "teacher": {path: file.model_dump() for path, file in self.teacher.items()},
         }
-        checksum = xxh3(canonical_json(body))
+
+    @property
+    def checksum(self) -> str:
+        """xxh3 of all that it says."""
+        return xxh3(canonical_json(self._body()))
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes."""
+        body = self._body()
         manifest = body.pop("manifest")
-        attributes = {"activault": manifest, "activault_plan": body | {"checksum": checksum}}
+        attributes = {"activault": manifest, "activault_plan": body | {"checksum": self.checksum}}
         return pretty_json(group_metadata(attributes))
 
     def digest(self, records: Iterable[Named]) -> str:
@@ -102,7 +111,7 @@ def read_root(storage: Storage) -> Root:
     found = attributes["activault"].get("format")
     if found != FORMAT_VERSION:
         raise NotAStoreError(
-            f"{storage.where} is of format {found!r}; this activault reads format {FORMAT_VERSION}; use the "
+            f"{storage.where} is of format {str(found)[:40]}; this activault reads format {FORMAT_VERSION}; use the "
             "activault that wrote it"
         )
     return _checked(attributes)
@@ -155,14 +164,17 @@ def _checked(attributes: dict[str, Any]) -> Root:
         raise CorruptStoreError(f"{ROOT}: {where}: {first['msg']}; restore it from a copy") from exc
     for name in plan.teacher:
         folder, _, file = name.partition("/")
-        if folder != "teacher" or not file or "/" in file or "\\" in file or file.startswith("."):
+        plain = file.isprintable() and len(file.encode()) <= _MAX_NAME_BYTES
+        if folder != "teacher" or not file or "/" in file or "\\" in file or file[0] == "." or not plain:
             raise CorruptStoreError(
                 f"{ROOT}: teacher files are teacher/NAME; got {name!r}; do not use this store"
             )
     body = {"manifest": attributes["activault"], "samples": plan.samples}
     body["teacher"] = attributes["activault_plan"]["teacher"]
-    if xxh3(canonical_json(body)) != plan.checksum:
+    # What pydantic would take for the same value, "1" or true for 1 say, is not what a writer wrote.
+    root = make_root(manifest, plan.samples, plan.teacher)
+    if xxh3(canonical_json(body)) != plan.checksum or root.checksum != plan.checksum:
         raise CorruptStoreError(
             f"{ROOT} is not what was written (its checksum disagrees); restore it from a copy"
         )
-    return make_root(manifest, plan.samples, plan.teacher)
+    return root

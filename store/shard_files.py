@@ -6,6 +6,7 @@ A shard's record in; stored values (chunk_rows, tokens, dim) out, one chunk at a
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -46,6 +47,8 @@ class ShardFile:
         self._shape = manifest.chunk_shape(kind)
         self._compression = manifest.compression
         self._what = record.path
+        # Blosc adds 16 bytes to what it cannot compress, crc32c 4.
+        self._most = 4 * math.prod(self._shape) + 4096
         with self._missing_told():
             self._file = storage.open(record.path, record.bytes)
         try:
@@ -82,6 +85,11 @@ class ShardFile:
             StorageError: the file cannot be read.
         """
         for span in join_spans(self._index, chunks):
+            longest = max(length for *_, length in span.chunks)
+            if longest > self._most:
+                raise CorruptStoreError(
+                    f"{self._what}: a chunk has at most {self._most} bytes; the index says {longest}"
+                )
             with self._missing_told():
                 data = self._file.read(span.start, span.stop - span.start)
             for chunk, offset, length in span.chunks:
