@@ -60,8 +60,8 @@ def parse_json(text: bytes, name: str) -> Any:
     """The JSON value in `text`.
 
     Raises:
-        CorruptStoreError: it is no JSON, has what canonical JSON has not (NaN, infinities, a key twice), or is
-            nested deeper than anything in a store.
+        CorruptStoreError: it is no JSON, has what canonical JSON has not (NaN, infinities, a key twice), or
+            is nested deeper than anything in a store.
     """
     try:
         value = json.loads(

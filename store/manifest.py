@@ -13,6 +13,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .files import canonical_json
+from .held import HeldShards
 from .layout import TokenKind, TokenLayout
 
 __all__ = [
@@ -194,7 +195,7 @@ class Manifest(_Record):
         """Shards that are part of this store, ascending: all, unless it is a partial copy."""
         if self.shards is None:
             return range(self.num_shards)
-        return tuple(shard for first, stop in self.shards for shard in range(first, stop))
+        return HeldShards(self.shards)
 
     def holds(self, shard: int) -> bool:
         """Whether a shard is part of this store."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from .errors import CorruptStoreError
 from .files import canonical_json, parse_json, xxh3
 from .layout import TokenKind, layer_name
 from .manifest import Manifest
-from .samples import OK, PENDING, Outcome
+from .samples import ABSENT, OK, PENDING, Outcome
 from .storage import Storage
 
 __all__ = [
@@ -45,6 +45,9 @@ __all__ = [
 
 _MODULUS: Final = 1 << 128
 _RERUN: Final = "run the same `activault extract` again"
+
+
+_Pixels = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class _Part(BaseModel):
@@ -82,7 +85,7 @@ class ShardRecord(_Part):
     shard: int
     rows: tuple[int, int]
     """First row, and the row after the last."""
-    sizes: tuple[tuple[int | None, int | None, int], ...]
+    sizes: tuple[tuple[_Pixels | None, _Pixels | None, int], ...]
     """Images' width, height and how many in a row have them."""
     bad: tuple[tuple[int, str, str | None], ...]
     """Row, status and reason of every row that is not ok."""
@@ -252,7 +255,7 @@ def _check_claims(record: ShardRecord, manifest: Manifest, shard: int) -> None:
                 f"{_short(claimed)}; {_RERUN}"
             )
     for row, status, _ in record.bad:
-        if status in {"", OK, PENDING}:
+        if status in {"", OK, PENDING, ABSENT}:
             raise CorruptStoreError(
                 f"{record_path(shard)}: bad row {row} needs a reason code as its status; got {status!r}; "
                 f"{_RERUN}"

@@ -111,8 +111,8 @@ def read_root(storage: Storage) -> Root:
     found = attributes["activault"].get("format")
     if found != FORMAT_VERSION:
         raise NotAStoreError(
-            f"{storage.where} is of format {str(found)[:40]}; this activault reads format {FORMAT_VERSION}; use the "
-            "activault that wrote it"
+            f"{storage.where} is of format {str(found)[:40]}; this activault reads format {FORMAT_VERSION}; "
+            "use the activault that wrote it"
         )
     return _checked(attributes)
 
