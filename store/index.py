@@ -93,8 +93,8 @@ class Index:
         return found
 
 
-def _vector(values: Sequence[float] | None, dim: int) -> npt.NDArray[np.float64]:
-    if values is None or len(values) != dim:
+def _vector(values: Sequence[float | None] | None, dim: int) -> npt.NDArray[np.float64]:
+    if values is None or len(values) != dim or None in values:
         raise CorruptStoreError(f"{INDEX}: statistics must have {dim} channels; {_REMEDY}")
     return np.array(values, np.float64)
 
@@ -103,7 +103,12 @@ def _stats(row: Mapping[str, Any], dim: int) -> ChannelStats:
     mean, m2, absmax = (_vector(row[part], dim) for part in ("mean", "m2", "absmax"))
     losses = None
     if row["sse"] is not None:
-        losses = Losses(_vector(row["sse"], dim), _vector(row["clipped"], dim).astype(np.int64))
+        clipped = _vector(row["clipped"], dim)
+        if not (np.abs(clipped) < 2**63).all():
+            raise CorruptStoreError(f"{INDEX}: clipped must be counts; {_REMEDY}")
+        losses = Losses(_vector(row["sse"], dim), clipped.astype(np.int64))
+    if row["count"] is None or row["count"] < 0:
+        raise CorruptStoreError(f"{INDEX}: a count must be at least 0; it is {row['count']}; {_REMEDY}")
     return ChannelStats(row["count"], mean, m2, absmax, losses)
 
 

@@ -175,8 +175,10 @@ def read_statistics(
         CorruptStoreError: the file is missing, altered or not of this store's shape.
     """
     file, remedy = record.statistics, extract_again(record.shard)
+    # Six vectors of float64 a layer and kind, and their names; a record may say anything.
+    most = 4096 + len(record.files) * (64 * manifest.dim + 4096)
     try:
-        data = storage.read(file.path, file.bytes)
+        data = storage.read(file.path, min(file.bytes, most))
     except FileNotFoundError as exc:
         raise CorruptStoreError(f"{file.path} is missing; {remedy}") from exc
     if len(data) != file.bytes:
@@ -185,22 +187,26 @@ def read_statistics(
         raise CorruptStoreError(f"{file.path} is not what was written (its hash disagrees); {remedy}")
     try:
         tensors = load(data)
-        found = {array: _stats(tensors, manifest, array) for array in arrays_of(manifest)}
-    except (SafetensorError, KeyError, IndexError) as exc:
-        raise CorruptStoreError(f"{file.path} does not hold this store's statistics ({exc})") from exc
-    for array, stats in found.items():
-        parts: list[npt.NDArray[Any]] = [stats.mean, stats.m2, stats.absmax]
-        if stats.losses is not None:
-            parts += [stats.losses.sse, stats.losses.clipped]
-        if any(part.shape != (manifest.dim,) for part in parts):
-            raise CorruptStoreError(f"{file.path}: {_name(array)} must have {manifest.dim} channels")
-    return found
+        return {array: _stats(tensors, manifest, array) for array in arrays_of(manifest)}
+    except (SafetensorError, KeyError, ValueError) as exc:
+        raise CorruptStoreError(f"{file.path} does not hold this store's statistics ({exc}); {remedy}") from exc
 
 
 def _stats(tensors: Mapping[str, npt.NDArray[Any]], manifest: Manifest, array: ArrayKey) -> ChannelStats:
-    def part(name: str) -> npt.NDArray[Any]:
-        return tensors[f"{_name(array)}.{name}"]
+    """One array's statistics; a ValueError or KeyError says what is wrong with them."""
+
+    def part(name: str, dtype: type = np.float64, size: int = manifest.dim) -> npt.NDArray[Any]:
+        tensor = tensors[f"{_name(array)}.{name}"]
+        if tensor.shape != (size,) or tensor.dtype != dtype:
+            raise ValueError(
+                f"{_name(array)}.{name} must be {size} of {np.dtype(dtype)}; it is {tensor.dtype} of the shape "
+                f"{tensor.shape}"
+            )
+        return tensor
 
     is_lossy = manifest.stored_dtype(array.kind) == "int8"
-    losses = Losses(part("sse"), part("clipped")) if is_lossy else None
-    return ChannelStats(int(part("count")[0]), part("mean"), part("m2"), part("absmax"), losses)
+    losses = Losses(part("sse"), part("clipped", np.int64)) if is_lossy else None
+    count = int(part("count", np.int64, 1)[0])
+    if count < 0:
+        raise ValueError(f"{_name(array)}.count must be at least 0; it is {count}")
+    return ChannelStats(count, part("mean"), part("m2"), part("absmax"), losses)
