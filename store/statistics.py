@@ -189,7 +189,9 @@ def read_statistics(
         tensors = load(data)
         return {array: _stats(tensors, manifest, array) for array in arrays_of(manifest)}
     except (SafetensorError, KeyError, ValueError) as exc:
-        raise CorruptStoreError(f"{file.path} does not hold this store's statistics ({exc}); {remedy}") from exc
+        raise CorruptStoreError(
+            f"{file.path} does not hold this store's statistics ({exc}); {remedy}"
+        ) from exc
 
 
 def _stats(tensors: Mapping[str, npt.NDArray[Any]], manifest: Manifest, array: ArrayKey) -> ChannelStats:
@@ -199,8 +201,8 @@ def _stats(tensors: Mapping[str, npt.NDArray[Any]], manifest: Manifest, array: A
         tensor = tensors[f"{_name(array)}.{name}"]
         if tensor.shape != (size,) or tensor.dtype != dtype:
             raise ValueError(
-                f"{_name(array)}.{name} must be {size} of {np.dtype(dtype)}; it is {tensor.dtype} of the shape "
-                f"{tensor.shape}"
+                f"{_name(array)}.{name} must be {size} of {np.dtype(dtype)}; it is {tensor.dtype} of the "
+                f"shape {tensor.shape}"
             )
         return tensor
 
