@@ -145,9 +145,20 @@ class Remote:
         def ask(client: Any) -> tuple[bytes, int]:
             answer = obstore.get(client, path, options={"range": (start, stop)})
             size = int(answer.meta["size"])
-            data = answer.bytes().to_bytes()
-            if len(data) < min(stop, size) - start:
-                raise ShortBodyError(f"{len(data)} bytes of {min(stop, size) - start}")
+            wanted = min(stop, size) - start
+            parts, arrived = [], 0
+            # Not `answer.bytes()`, which makes room for as much as the server says that it will send.
+            for part in answer.stream(min_chunk_size=max(1, wanted)):
+                parts.append(part)
+                arrived += len(part)
+                if arrived > wanted:
+                    raise StorageError(
+                        f"{self.where}/{path}: this server sends more than the {wanted} bytes that it was "
+                        "asked for; use another one"
+                    )
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            if len(data) < wanted:
+                raise ShortBodyError(f"{len(data)} bytes of {wanted}")
             return data, size
 
         try:

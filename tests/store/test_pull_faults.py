@@ -6,8 +6,10 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -216,6 +218,30 @@ def test_a_larger_file_on_the_server_is_refused(copy: Path, tmp_path: Path, serv
     server = serve(copy.parent)
     with pytest.raises(CorruptStoreError, match="layer_00/cls/c/3/0/0 must have"):
         pull(Remote(f"{server.url}/copy.zarr", QUICK), tmp_path / "b.zarr", retries=AT_ONCE)
+
+
+def test_a_body_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """It took 4 GB of memory and then the process, where the answer was taken whole."""
+    lines = ("HTTP/1.1 206 Partial Content", "Content-Range: bytes 0-99/100", "Content-Length: 1099511627776")
+    head = "".join(f"{line}\r\n" for line in (*lines, "")).encode()
+    sent: list[int] = []
+
+    def serve(listener: socket.socket) -> None:
+        with listener, listener.accept()[0] as connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(head)
+            while len(sent) < 200:
+                connection.sendall(bytes(1 << 20))
+                sent.append(1)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/a.zarr"
+    with pytest.raises(StoreError, match="sends more than the 100 bytes that it was asked for"):
+        pull(Remote(url, QUICK), tmp_path / "b.zarr")
+    thread.join()
+    assert len(sent) < 50  # MiB, most of them in the sockets' buffers
 
 
 def test_parts_on_a_web_server_are_merged(written: Plan, tmp_path: Path, serve: Serve) -> None:
