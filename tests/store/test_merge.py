@@ -160,3 +160,27 @@ def test_a_merger_is_of_two_and_lies_elsewhere(written: Plan, tmp_path: Path) ->
     a, b = (pull(written.path, tmp_path / f"{rows}.zarr", rows=rows) for rows in ("0:32", "32:"))
     with pytest.raises(ConfigError, match="a merger lies outside its sources"):
         merge([a, b], a)
+
+
+STEP = {"scale": (0.04,) * 8, "offset": (0.0,) * 8, "variance": 1.0}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_the_parts_of_an_int8_store_are_the_store(
+    make_plan: MakePlan, tmp_path: Path, parts: list[dict[str, Any]]
+) -> None:
+    """Codes, scales, squared errors and clipped codes come through; parts without patches too."""
+    whole = make_plan("whole.zarr", bad_rows=(7, 20), dtype="int8", quantisation=[STEP] * 3)
+    whole.write()
+    pulled = [pull(whole.path, tmp_path / f"{n}.zarr", **part) for n, part in enumerate(parts)]
+    for path in pulled:
+        assert verify_store(path, deep=True, complete=True).faults == ()
+    assert tree(merge(pulled, tmp_path / "all.zarr")) == tree(whole.path)
+
+
+def test_other_scales_are_refused(make_plan: MakePlan, tmp_path: Path) -> None:
+    names = {"one.zarr": 0.04, "two.zarr": 0.05}
+    for name, scale in names.items():
+        make_plan(name, dtype="int8", quantisation=[STEP | {"scale": (scale,) * 8}] * 3).open().close()
+    with pytest.raises(StoreMismatchError, match="the quantisation of layer 0 differs"):
+        plan_merge([tmp_path / name for name in names])
