@@ -162,7 +162,7 @@ def publish(
     destination
         s3://bucket/prefix, hf://datasets/OWNER/NAME[/path], hf://buckets/OWNER/NAME[/path], or a folder.
     license
-        Licence named on the data set's page, where the store names none.
+        Licence named on a data set's page in place of the store's own.
     deep
         Read everything back and hold it against its hash.
     dry_run

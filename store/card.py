@@ -18,7 +18,7 @@ from .index import IndexSummary
 from .manifest import Manifest, StoredDtype
 from .markup import as_block, as_code, one_line, yaml_string
 
-__all__ = ["CARD", "make_card", "write_card"]
+__all__ = ["CARD", "license_lines", "make_card", "write_card"]
 
 CARD: Final = "CARD.md"
 UNKNOWN: Final = "unknown"
@@ -90,12 +90,17 @@ def make_card(manifest: Manifest, summary: IndexSummary, r2: Mapping[int, float]
     return text + f"\n<!-- activault: {xxh3(text)} -->\n".encode()
 
 
+def license_lines(license: str) -> list[str]:
+    """A licence in front matter: as the hub knows it, else as `other` with its name."""
+    named = license.strip().lower() or UNKNOWN
+    if named in _HUB_LICENSES:
+        return [f"license: {named}"]
+    slug = re.sub(r"[^a-z0-9.]+", "-", named)[:60].strip("-.") or "other"
+    return ["license: other", f"license_name: {yaml_string(slug)}"]
+
+
 def _front_matter(manifest: Manifest) -> str:
-    named = manifest.license.strip().lower() or UNKNOWN
-    lines = ["---", f"license: {named if named in _HUB_LICENSES else 'other'}"]
-    if named not in _HUB_LICENSES:
-        slug = re.sub(r"[^a-z0-9.]+", "-", named)[:60].strip("-.") or "other"
-        lines.append(f"license_name: {yaml_string(slug)}")
+    lines = ["---", *license_lines(manifest.license)]
     title = f"Activations of {one_line(manifest.teacher.name)} over {one_line(manifest.source.name)}"
     lines += [f"pretty_name: {yaml_string(title)}", "tags:"]
     lines += [f"- {tag}" for tag in ("activault", "activations", "vision-transformer", "zarr")]

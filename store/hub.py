@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from .card import CARD
+from .card import CARD, license_lines
 from .errors import AccessDeniedError, ConfigError, MissingExtraError, StorageError, UnreachableError
 from .fetching import FileToFetch
 from .publishing import Listed, Target
@@ -25,14 +25,13 @@ from .storage import Folder
 __all__ = ["HubBucket", "HubDataset", "open_hub"]
 
 _README: Final = "README.md"
-_LICENSE: Final = re.compile(r"[a-z0-9][a-z0-9.+-]{0,79}")
 
 
 def open_hub(place: str, store: Path, license: str | None = None) -> Target:
     """The data set or bucket that is behind `hf://`.
 
     Raises:
-        ConfigError: it is neither, or the licence is not written as the hub writes it.
+        ConfigError: it is neither.
         MissingExtraError: `huggingface_hub` is not installed.
     """
     kind, *parts = place.rstrip("/").split("/")
@@ -41,8 +40,6 @@ def open_hub(place: str, store: Path, license: str | None = None) -> Target:
             "on the hub a store goes to hf://datasets/OWNER/NAME[/path] or hf://buckets/OWNER/NAME[/path]; "
             f"got hf://{place}"
         )
-    if license is not None and _LICENSE.fullmatch(license) is None:
-        raise ConfigError(f"the hub's licences are written as in cc-by-4.0 or mit; got {license!r}")
     try:
         import huggingface_hub
     except ImportError as exc:
@@ -67,7 +64,8 @@ def _readme(store: Path, license: str | None) -> bytes | None:
     if license is None:
         return text.encode()
     kept = re.sub(r"(?m)^license(_name|_link)?:.*\n", "", found[1]) if found else ""
-    return f"---\nlicense: {license}\n{kept}---\n{text[found.end() if found else 0 :]}".encode()
+    front = "\n".join(license_lines(license))
+    return f"---\n{front}\n{kept}---\n{text[found.end() if found else 0 :]}".encode()
 
 
 class _Hub:

@@ -13,7 +13,7 @@ from hub_server import HubServer
 from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars
 
-from activault.store import ConfigError, MissingExtraError, StoreMismatchError, open_store
+from activault.store import MissingExtraError, StoreMismatchError, open_store
 from activault.store.errors import AccessDeniedError
 from activault.store.hub import HubBucket
 from activault.store.publishing import plan_publish, publish
@@ -55,8 +55,9 @@ def test_the_licence_is_named_on_the_page(written: Plan, hub: HubServer) -> None
     assert front.count("license") == 1
     assert "pretty_name" in front
     assert hub.files["me/photos"]["CARD.md"] == (written.path / "CARD.md").read_bytes()
-    with pytest.raises(ConfigError, match="licences are written as in cc-by"):
-        publish(written.path, PLACE, license="CC BY: 4.0\nx: y")
+    publish(written.path, "hf://datasets/me/other", license="Ours: only\nx: y")
+    other = hub.files["me/other"]["README.md"].decode().split("---\n")[1]
+    assert other.startswith('license: other\nlicense_name: "ours-only-x-y"\n')
 
 
 def test_a_page_that_is_there_is_kept(written: Plan, hub: HubServer) -> None:
