@@ -32,6 +32,8 @@ _CALIBRATION_CHUNKS: Final = 8
 _CALIBRATION_ROWS: Final = 64
 """Rows of each of these chunks of the source that int8's steps follow from."""
 _MOST_THREADS: Final = 4
+_ROWS_HASHED: Final = 8
+"""Rows rounded and hashed at a time, so that no block is there three times."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,12 @@ def _read_block(reference: Reference, manifest: Manifest, span: Span) -> Block:
     for place, axis in enumerate(span.layers if values is not None else ()):
         assert values is not None
         for kind in manifest.kinds:
-            tokens = np.ascontiguousarray(values[:, place, manifest.layout.span(kind)])
-            hashes[axis, kind] = row_hashes(_as_stored(manifest, axis, kind, tokens), span.rows)
+            tokens, found = values[:, place, manifest.layout.span(kind)], list[int]()
+            for first in range(0, len(tokens), _ROWS_HASHED):
+                part = slice(first, first + _ROWS_HASHED)
+                stored = _as_stored(manifest, axis, kind, np.ascontiguousarray(tokens[part]))
+                found += row_hashes(stored, span.rows[part])
+            hashes[axis, kind] = found
     return Block(values, faults, hashes)
 
 
