@@ -21,7 +21,7 @@ from .completion import is_completed, write_completion
 from .copy_plan import REMEDY, CopyPlan, kept_shards
 from .copy_shard import ShardCopy
 from .creation import is_free, plan_store
-from .errors import CorruptStoreError, StoreError, StoreMismatchError
+from .errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
 from .files import disk_error, leftovers, lock_shared, locked_alone
 from .index import INDEX
@@ -52,12 +52,15 @@ def copy_store(
         progress: told `(bytes done, bytes in all)`, from any thread, one at a time.
 
     Raises:
+        ConfigError: fewer threads than one.
         StoreMismatchError: another store is there; the first difference is named.
         NotAStoreError: something else is there.
         CorruptStoreError: a file is damaged in the source; it is never left in the copy.
         UnreachableError: a source does not answer.
         StoreError: the disk has no room, is read-only or gone; finished shards are kept.
     """
+    if num_threads < 1:
+        raise ConfigError(f"a copy takes 1 thread or more; got {num_threads}")
     copy = _Copy(plan, path, retries or Retries(), progress)
     try:
         copy.run(num_threads)

@@ -76,6 +76,7 @@ def test_a_store_is_published_and_pulled(activault: Command, store: Path, tmp_pa
         (("pull", "{store}", "{out}", "--layers", "99"), 2, "layer 99 in '99' is out of range"),
         (("pull", "{store}", "{out}", "--rows", "9"), 2, "rows are first:stop"),
         (("pull", "{store}", "{out}", "--tokens", "heads"), 2, "token kinds are"),
+        (("pull", "{store}", "{out}", "--threads", "0"), 2, "takes 1 thread or more; got 0"),
         (("pull", "{out}", "{out}2"), 1, "does not exist"),
         (("pull", "gopher://a/b", "{out}"), 2, "a URL that begins with"),
         (("merge", "{store}", "--out", "{out}"), 2, "two or more stores"),
