@@ -26,9 +26,7 @@ Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 _BLOCK_VALUES: Final = 1 << 16
-_REMEDY: Final = (
-    "plan another store with dtype bfloat16 (or with another seed, whose calibration rows differ)"
-)
+_REMEDY: Final = "plan the store with dtype bfloat16, or with another seed: it calibrates on other rows"
 
 
 def checked_content(

@@ -224,6 +224,7 @@ class StoreWriter:
         Raises:
             IncompleteStoreError: a shard is unfinished.
             CorruptStoreError: a record or its statistics were altered.
+            PrecisionError: int8 patches of a layer as a whole are below R2 = 0.999.
         """
         unfinished = self.unfinished
         if unfinished:
@@ -233,6 +234,7 @@ class StoreWriter:
                 "extract` again"
             )
         try:
+            self._refuse_another_folder()
             if not is_completed(self._storage, self.manifest):
                 write_completion(self.path, self._root, self.samples)
         except OSError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from activault.store.codecs import (
 from activault.store.decoding import decode_chunk
 from activault.store.manifest import Manifest, Quantisation
 
-from .conftest import make_manifest
+from .conftest import MakePlan, make_manifest
 
 SHARD_ROWS, CHUNK_ROWS = 8, 4
 PIPELINES = {
@@ -99,6 +100,23 @@ def test_shard_files_are_zarrs_own_bytes(tmp_path: Path, manifest: Manifest) -> 
     open_array(tmp_path / "a", manifest, "r+")[:] = values
     for shard in (0, 1):
         assert (tmp_path / f"a/c/{shard}/0/0").read_bytes() == shard_bytes(manifest, values, shard)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
+def test_a_written_store_is_zarrs_own_bytes(make_plan: MakePlan, tmp_path: Path, dtype: str) -> None:
+    """Of the last shard's four chunks one holds rows, and padding; the others are absent."""
+    plan = make_plan(dtype=dtype)
+    plan.write()
+    for folder in (file.parent for file in plan.path.glob("layer_*/*/zarr.json")):
+        source = zarr.open_array(str(folder), mode="r")
+        copy = tmp_path / "b" / folder.relative_to(plan.path)
+        copy.mkdir(parents=True)
+        shutil.copy(folder / "zarr.json", copy)
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            target: Any = zarr.open_array(str(copy), mode="r+")
+            target[:] = np.asarray(source[:])
+        for file in (file for file in folder.rglob("0") if file.is_file()):
+            assert file.read_bytes() == (copy / file.relative_to(folder)).read_bytes()
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

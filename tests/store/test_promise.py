@@ -1,0 +1,78 @@
+"""int8's promise: what quantising cost is kept, and a shard or a store that breaks the bound is refused."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from activault.store import open_store
+from activault.store.errors import PrecisionError
+from activault.store.manifest import Quantisation
+
+from .conftest import MakePlan, Plan, make_manifest
+
+
+def coarse(place: int, factor: float, variance: float) -> tuple[Quantisation, ...]:
+    """Steps of one layer so many times as coarse as they should be, and the variance it is held against."""
+    steps = list(make_manifest(dtype="int8").quantisation)
+    old = steps[place]
+    scale = tuple(float(np.float32(step * factor)) for step in old.scale)
+    steps[place] = Quantisation(scale=scale, offset=old.offset, variance=old.variance * variance)
+    return tuple(steps)
+
+
+def errors_of(plan: Plan, rows: slice, place: int) -> np.ndarray:
+    """(dim,) sum of squared errors of the patches, from what a reader gets."""
+    patches = plan.manifest.layout.span("patches")
+    given, got = (values[rows, place, patches].astype(np.float64) for values in (plan.values, plan.stored))
+    return np.asarray(((given - got) ** 2).sum(axis=(0, 1)))
+
+
+@pytest.fixture
+def lossy(make_plan: MakePlan) -> Plan:
+    # Finer than it need be: the few values of a test's shard may lie worse than those of a real one.
+    return make_plan(dtype="int8", quantisation=coarse(1, 0.8, 1.0))
+
+
+def test_errors_are_kept_by_shard_and_merged(lossy: Plan) -> None:
+    store = lossy.write()
+    tensors = load_file(lossy.path / "shards" / "00001.stats.safetensors")
+    sse, clipped = tensors["layer_02.patches.sse"], tensors["layer_02.patches.clipped"]
+    np.testing.assert_allclose(sse, errors_of(lossy, slice(16, 32), 1), rtol=1e-5)
+    assert clipped.dtype == np.int64
+    assert "layer_02.cls.sse" not in tensors
+    for opened in (store, open_store(lossy.path)):
+        losses = opened.statistics(2, "patches").losses
+        assert losses is not None
+        np.testing.assert_allclose(losses.sse, errors_of(lossy, slice(0, 50), 1), rtol=1e-5)
+        assert opened.statistics(2, "cls").losses is None
+
+
+def test_a_shard_over_the_bound_is_refused(make_plan: MakePlan) -> None:
+    plan = make_plan(dtype="int8", quantisation=coarse(1, 2.0, 1.0))
+    with plan.open() as writer:
+        for _ in range(2):
+            with pytest.raises(PrecisionError) as caught:
+                plan.publish(writer, 1)
+            assert writer.unfinished == [0, 1, 2, 3]
+    said = str(caught.value)
+    worst = int(errors_of(plan, slice(16, 32), 1).argmax())
+    assert re.search(rf"in shard 1, layer 2, .* most of it in channel {worst} \(root mean square error", said)
+    assert "plan the store with dtype bfloat16, or with another seed" in said
+    assert not list(plan.path.glob("layer_*/*/c"))
+
+
+def test_a_store_below_the_bound_as_a_whole_is_not_completed(make_plan: MakePlan) -> None:
+    """Its calibration rows varied more than all of its rows do, so that every shard kept to its own bound."""
+    plan = make_plan(dtype="int8", quantisation=coarse(2, 2.0, 9.0))
+    with plan.open() as writer:
+        for shard in writer.unfinished:
+            plan.publish(writer, shard)
+        with pytest.raises(
+            PrecisionError, match=r"R2 of every layer's patches at 0.999 .* in layer 4 it is 0.99"
+        ):
+            writer.complete()
+    assert not open_store(plan.path).complete
