@@ -65,7 +65,7 @@ def parse_json(text: bytes, name: str) -> Any:
     """
     try:
         value = json.loads(
-            text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_each_key_once
+            text.decode(), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_each_key_once
         )
         _refuse_deep(value)
     except (ValueError, RecursionError) as exc:
