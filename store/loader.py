@@ -60,8 +60,8 @@ class ActivationLoader:
         shuffle: False gives the rows in ascending order.
         drop_last: leave out a last batch that is smaller.
         num_threads: threads that read ahead; 0 reads in the caller's thread.
-        pool_bytes: memory for rows that wait for their batch. Half is drawn from while half is filled; rows
-            mix within a half.
+        pool_bytes: memory for rows that wait for their batch, kept from epoch to epoch. Half is drawn from
+            while half is filled; rows mix within a half. Up to three batches come on top of it.
         dtype: of the tokens: float32, or bfloat16 or float16, which halve what is copied to a device.
 
     Raises:
@@ -100,7 +100,8 @@ class ActivationLoader:
         self.drop_last = drop_last
         self.num_threads = num_threads
         self.dtype = dtype
-        self._memory = Recycler()
+        self._pool_memory = {kind: Recycler(most_free=2) for kind in self.kinds}
+        self._batch_memory = Recycler(most_free=3)
         self.num_tokens = sum(store.layout.count(kind) for kind in self.kinds)
         token_bytes = sum(
             store.layout.count(kind) * held_type(store.manifest, kind).itemsize for kind in self.kinds
@@ -149,7 +150,8 @@ class ActivationLoader:
             kinds=self.kinds,
             dtype=self.dtype,
             num_threads=self.num_threads,
-            memory=self._memory,
+            pool_memory=self._pool_memory,
+            batch_memory=self._batch_memory,
         )
         with execution:
             for places, tokens in execution.batches(self._taken):

@@ -30,6 +30,7 @@ __all__ = ["Execution"]
 
 Result = TypeVar("Result")
 _BATCHES_AHEAD: Final = 2
+_BLOCK_VALUES: Final = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,17 @@ class Execution:
         kinds: Sequence[TokenKind],
         dtype: torch.dtype,
         num_threads: int,
-        memory: Recycler,
+        pool_memory: Mapping[TokenKind, Recycler],
+        batch_memory: Recycler,
     ) -> None:
         self._source = source
         self._plan = plan
         self._layers = layers
         self._kinds = kinds
         self._dtype = dtype
-        self._memory = memory
+        self._pool_memory = pool_memory
+        self._batch_memory = batch_memory
         self._pools: dict[int, _PoolRead] = {}
-        self._spare: list[Mapping[TokenKind, npt.NDArray[Any]]] = []
         self._readers = ThreadPoolExecutor(num_threads, "activault-pool") if num_threads else None
         # Batches are cut on a thread of their own: behind the next pool's reads they would wait for all of
         # them.
@@ -81,7 +83,6 @@ class Execution:
             if threads is not None:
                 threads.shutdown(cancel_futures=True)
         self._pools.clear()
-        self._spare.clear()
 
     def batches(self, first: int) -> Iterator[tuple[range, torch.Tensor]]:
         """`(places in the epoch, tokens)` of every batch from number `first` on."""
@@ -101,7 +102,7 @@ class Execution:
     def _turn_over(self, pools: range) -> None:
         """Let go of the pools that a batch, now cut, has emptied, and read the one after it."""
         for number in [number for number in self._pools if number < pools[-1]]:
-            self._spare.append(self._pools.pop(number).values)
+            del self._pools[number]
         if self._readers is not None and pools.stop < len(self._plan.pools):
             self._start(pools.stop)
 
@@ -125,13 +126,11 @@ class Execution:
         return self._pools[number]
 
     def _space(self) -> Mapping[TokenKind, npt.NDArray[Any]]:
-        """Room for the largest pool, if possible of one that was let go: new pages cost a fault each."""
-        if self._spare:
-            return self._spare.pop()
+        """Room for the largest pool, if possible that of one before: new pages cost a fault each."""
         num_rows = max(len(pool.rows) for pool in self._plan.pools)
         manifest = self._source.manifest
         return {
-            kind: np.empty(
+            kind: self._pool_memory[kind].array(
                 (num_rows, len(self._layers), manifest.layout.count(kind), manifest.dim),
                 held_type(manifest, kind),
             )
@@ -145,7 +144,7 @@ class Execution:
         num_tokens = sum(manifest.layout.count(kind) for kind in self._kinds)
         shape = (num_rows, len(self._layers), num_tokens, manifest.dim)
         numbers = np.dtype({2: np.uint16, 4: np.float32}[self._dtype.itemsize])
-        tokens = self._memory.array(shape, numbers)
+        tokens = self._batch_memory.array(shape, numbers)
         start = 0
         for pool, run in pieces:
             pool.wait()
@@ -178,13 +177,18 @@ def _convert(held: npt.NDArray[Any], out: torch.Tensor, steps: Sequence[Steps | 
 
 
 def _decode(codes: torch.Tensor, out: torch.Tensor, steps: Sequence[Steps | None]) -> None:
+    """Codes (rows, layers, tokens, dim) into a batch, in blocks that stay in a core's own cache."""
+    rows = max(1, _BLOCK_VALUES // max(1, codes[0, 0].numel()))
+    block = torch.empty((min(rows, len(codes)), *codes.shape[2:]))
     for layer, step in enumerate(steps):
         assert step is not None
-        into = out[:, layer]
-        values = into if out.dtype == torch.float32 else torch.empty_like(into, dtype=torch.float32)
-        values.copy_(codes[:, layer])
-        # The product of a code and its step is exact, so that a fused sum gives the same bits as two steps.
         offset, scale = torch.from_numpy(step.offset), torch.from_numpy(step.scale)
-        torch.addcmul(offset, values, scale, out=values)
-        if values is not into:
-            into.copy_(values)
+        for start in range(0, len(codes), rows):
+            into = out[start : start + rows, layer]
+            values = block[: len(into)]
+            values.copy_(codes[start : start + rows, layer])
+            # The product of a code and its step is exact: fused with the sum or not, the bits are the same.
+            if out.dtype == torch.float32:
+                torch.addcmul(offset, values, scale, out=into)
+            else:
+                into.copy_(torch.addcmul(offset, values, scale, out=values))

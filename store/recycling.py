@@ -8,17 +8,14 @@ and tensor that looks into it are gone.
 from __future__ import annotations
 
 import math
-import threading
 import weakref
-from typing import Any, Final
+from collections import deque
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = ["Recycler"]
-
-_MOST_FREE: Final = 3
-"""Blocks that are kept for use: as many batches as are being cut, waiting and looked at."""
 
 
 class _Lent:
@@ -29,34 +26,35 @@ class _Lent:
 
 
 class Recycler:
-    """Hands out arrays of one size or less; may be shared between threads."""
+    """Hands out arrays and takes them back; may be shared between threads.
 
-    def __init__(self) -> None:
-        self._free: list[npt.NDArray[np.uint8]] = []
-        self._lock = threading.Lock()
-        self._open = True
+    Args:
+        most_free: blocks that are kept for use again, the oldest dropped first.
+    """
+
+    def __init__(self, most_free: int) -> None:
+        # A block comes back from the garbage collector, in any thread and at any moment: appending to a deque
+        # needs no lock, which the thread that it interrupts might hold.
+        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=most_free)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array of any content."""
         size = math.prod(shape) * dtype.itemsize
-        with self._lock:
-            block = next((block for block in self._free if block.size >= size), None)
-            if block is not None:
-                self._free = [other for other in self._free if other is not block]
+        block = self._take(size)
         if block is None:
             block = np.empty(size, np.uint8)
         lent = _Lent(block)
-        array = np.asarray(lent)[:size].view(dtype).reshape(shape)
-        weakref.finalize(lent, self._take_back, block).atexit = False
+        array: npt.NDArray[Any] = np.asarray(lent)[:size].view(dtype).reshape(shape)
+        weakref.finalize(lent, self._free.append, block).atexit = False
         return array
 
-    def _take_back(self, block: npt.NDArray[np.uint8]) -> None:
-        with self._lock:
-            if self._open and len(self._free) < _MOST_FREE:
-                self._free.append(block)
-
-    def close(self) -> None:
-        """Let go of what is free and of what comes back later."""
-        with self._lock:
-            self._open = False
-            self._free.clear()
+    def _take(self, size: int) -> npt.NDArray[np.uint8] | None:
+        for _ in range(len(self._free)):
+            try:
+                block = self._free.popleft()
+            except IndexError:
+                break  # another thread was faster
+            if block.size >= size:
+                return block
+            self._free.append(block)
+        return None

@@ -230,9 +230,10 @@ def test_at_most_two_pools_are_held_while_batches_fit_in_one(store: Store) -> No
         kinds=store.kinds,
         dtype=torch.float32,
         num_threads=2,
-        memory=Recycler(),
+        pool_memory={kind: Recycler(2) for kind in store.kinds},
+        batch_memory=Recycler(3),
     )
     with execution:
-        held = [len(execution._pools) + len(execution._spare) for _ in execution.batches(0)]
+        held = [len(execution._pools) for _ in execution.batches(0)]
     assert len(plan.pools) > 3
     assert max(held) <= 2
