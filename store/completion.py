@@ -19,8 +19,9 @@ from .errors import CorruptStoreError
 from .files import stored_xxh3
 from .index import IndexSummary, read_index, write_index
 from .manifest import Manifest
-from .records import ArrayKey, ShardRecord, add_row_sums, array_folder, arrays_of, read_record
+from .records import ArrayKey, ShardRecord, array_folder, arrays_of, read_record
 from .root import Root
+from .row_sums import add_row_sums
 from .samples import with_records
 from .sealed import write_sealed
 from .statistics import ChannelStats, merge, read_statistics

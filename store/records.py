@@ -5,14 +5,11 @@ Outcomes and the hashes of files in, canonical JSON out, and back again with eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Final, Protocol
 
-import numpy as np
-import numpy.typing as npt
-import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import CorruptStoreError
@@ -28,7 +25,6 @@ __all__ = [
     "FileRecord",
     "Named",
     "ShardRecord",
-    "add_row_sums",
     "array_file",
     "array_folder",
     "arrays_of",
@@ -39,12 +35,10 @@ __all__ = [
     "parse_record",
     "read_record",
     "record_path",
-    "row_sum",
     "statistics_path",
 ]
 
 
-_MODULUS: Final = 1 << 128
 _RERUN: Final = "run the same `activault extract` again"
 
 
@@ -162,22 +156,6 @@ def extract_again(shard: int) -> str:
 def statistics_path(shard: int) -> str:
     """File of a shard's statistics, relative to the store."""
     return f"shards/{shard:05d}.stats.safetensors"
-
-
-def row_sum(rows: range, values: npt.NDArray[np.float32]) -> int:
-    """Sum over rows of the XXH3 of 128 bits of each, seeded with its number; sums of disjoint rows add up.
-
-    Args:
-        rows: the rows' numbers.
-        values: (rows, ...) float32, contiguous.
-    """
-    hashes = (xxhash.xxh3_128_intdigest(value.data, row) for row, value in zip(rows, values, strict=True))
-    return sum(hashes) % _MODULUS
-
-
-def add_row_sums(sums: Iterable[int]) -> str:
-    """Sum of row sums, as 32 hexadecimal digits."""
-    return f"{sum(sums) % _MODULUS:032x}"
 
 
 def make_record(

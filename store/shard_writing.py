@@ -23,7 +23,8 @@ from .codecs import crc_bytes, fill_of, pack_chunk, store_into, stored_type, to_
 from .files import sync_file, sync_folder
 from .manifest import Manifest
 from .quantise import Steps
-from .records import ArrayFile, ArrayKey, add_row_sums, array_file, array_folder, row_sum
+from .records import ArrayFile, ArrayKey, array_file, array_folder
+from .row_sums import add_row_sums, row_sum
 from .statistics import ChannelStats, Moments
 
 __all__ = ["ABSENT_CHUNK", "Content", "write_shard_file"]

@@ -9,7 +9,8 @@ import pytest
 import xxhash
 
 from activault.store import Store
-from activault.store.records import add_row_sums, read_record, row_sum
+from activault.store.records import read_record
+from activault.store.row_sums import add_row_sums, row_sum
 
 from .conftest import MakePlan
 
