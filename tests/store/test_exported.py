@@ -10,7 +10,8 @@ ActivationLoader ActivaultError Batch ChannelStats ConfigError CorruptStoreError
 ImageSourceError IncompleteStoreError KINDS Manifest MissingExtraError NonFiniteError NotAStoreError Outcome
 Preprocessing RunError ShardBuffer ShardBusyError ShardRecord SourceInfo Store StoreError StoreMismatchError
 StoreWriter StoredDtype TeacherInfo TokenKind TokenLayout VerifyReport WeightsError choose_grid create_store
-layer_name merge open_store parse_kinds parse_layers plan_samples publish pull split_of split_rows verify_store
+layer_name merge open_store parse_kinds parse_layers plan_samples publish pull split_of split_rows
+verify_store
 """
 
 
