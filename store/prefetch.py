@@ -73,7 +73,7 @@ class Execution:
         self._readers = ThreadPoolExecutor(num_threads, "activault-pool") if num_threads else None
         # Batches are cut on a thread of their own: behind the next pool's reads they would wait for all of
         # them.
-        self._cutter = ThreadPoolExecutor(1, "activault-batch") if num_threads else None
+        self._cutter = _one_core_thread() if num_threads else None
 
     def __enter__(self) -> Execution:
         return self
@@ -154,6 +154,21 @@ class Execution:
                 _convert(pool.values[kind][run], torch.from_numpy(out).view(self._dtype), steps)
             start = stop
         return torch.from_numpy(tokens).view(self._dtype)
+
+
+def _one_core_thread() -> ThreadPoolExecutor:
+    """A thread whose own torch operations stay on one core.
+
+    OpenMP's team would wait for the cores that decompress, spinning: batches came four times as slowly. The
+    number of threads is each thread's own, and also the process's default for new ones, which is put back.
+    """
+    thread = ThreadPoolExecutor(1, "activault-batch")
+    openmp: Any = torch.backends.openmp  # without annotations
+    if openmp.is_available():
+        num_threads = torch.get_num_threads()
+        thread.submit(torch.set_num_threads, 1).result()
+        torch.set_num_threads(num_threads)
+    return thread
 
 
 def _call(threads: ThreadPoolExecutor | None, work: Callable[[], Result]) -> Future[Result]:

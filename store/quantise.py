@@ -14,7 +14,8 @@ among channels, and half-way between the two took fewest bits (docs/decisions.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -45,6 +46,7 @@ _LEAST_STEP: Final = 2.0**-100
 _SCALE_BITS: Final = np.uint32(0xFFFF_FF00)
 """Scales have 16 significant bits: their product with a code is exact, so that readers cannot differ."""
 _BLOCK_VALUES: Final = 1 << 16
+_TILE_TOKENS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Steps:
     """(dim,)"""
     offset: Float32
     """(dim,)"""
+    _tiles: dict[int, tuple[Float32, Float32]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(quantisation: Quantisation) -> Steps:
@@ -82,22 +85,25 @@ class Steps:
 
     def _block(self, values: Float32, codes: Codes, errors: Float64, clipped: npt.NDArray[np.int64]) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            exact = np.subtract(values, self.offset)
-            exact /= self.scale
-            np.rint(exact, out=exact)
-            beyond = np.abs(exact) > MAX_CODE
-            np.sum(beyond, axis=1, out=clipped)
-            if clipped.any():
-                np.clip(exact, -MAX_CODE, MAX_CODE, out=exact)
-            gaps = exact * self.scale
-            gaps += self.offset
-            gaps -= values
+            lines = np.ascontiguousarray(values)
+            scale, offset = self._wide(lines.size // len(self.scale))
+            lines = lines.reshape(-1, len(scale))
+            ratio = lines - offset
+            ratio /= scale
+            np.rint(ratio, out=ratio)
+            clipped[...] = 0
+            if not (ratio.max() <= MAX_CODE and ratio.min() >= -MAX_CODE):  # also if one is NaN
+                np.sum(np.abs(ratio.reshape(values.shape)) > MAX_CODE, axis=1, out=clipped)
+                np.clip(ratio, -MAX_CODE, MAX_CODE, out=ratio)
+            gaps = ratio * scale
+            gaps += offset
+            gaps -= lines
             gaps *= gaps
             # Summed row by row, so that the sums do not depend on how many rows come at a time.
-            np.sum(gaps, axis=1, dtype=np.float64, out=errors)
+            np.sum(gaps.reshape(values.shape), axis=1, dtype=np.float64, out=errors)
             if not np.isfinite(errors).all():
-                exact[~np.isfinite(values)] = FILL_CODE
-            codes[...] = exact
+                ratio[~np.isfinite(lines)] = FILL_CODE
+            codes[...] = ratio.reshape(values.shape)
 
     def dequantise(self, codes: Codes, out: Float32) -> None:
         """Values of codes; -128 becomes NaN.
@@ -106,10 +112,22 @@ class Steps:
             codes: (..., dim).
             out: the same shape; it is filled.
         """
-        np.multiply(codes, self.scale, out=out)
-        out += self.offset
-        if (fill := codes == FILL_CODE).any():
-            out[fill] = np.nan
+        out[...] = codes
+        values, scale, offset = out, self.scale, self.offset
+        if out.flags.c_contiguous and out.size:
+            scale, offset = self._wide(out.size // len(scale))
+            values = out.reshape(-1, len(scale))
+        values *= scale
+        values += offset
+        if codes.size and codes.min() == FILL_CODE:
+            out[codes == FILL_CODE] = np.nan
+
+    def _wide(self, num_tokens: int) -> tuple[Float32, Float32]:
+        """Scale and offset of several tokens in a row: NumPy's loops are short along one token's channels."""
+        times = math.gcd(num_tokens, _TILE_TOKENS)
+        if times not in self._tiles:
+            self._tiles[times] = np.tile(self.scale, times), np.tile(self.offset, times)
+        return self._tiles[times]
 
 
 class PatchMoments:

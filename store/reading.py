@@ -27,6 +27,7 @@ from .layout import TokenKind
 from .manifest import Manifest
 from .quantise import Steps
 from .records import ArrayKey, ShardRecord, arrays_of, extract_again
+from .recycling import Recycler
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
 from .storage import NUM_REQUESTS, Storage
@@ -37,6 +38,8 @@ Int64 = npt.NDArray[np.int64]
 _MAX_THREADS: Final = 16
 _REMOTE_BYTES: Final = 512 << 20
 """What the threads of one read from afar may hold together."""
+_KEPT_BYTES: Final = 256 << 20
+"""Largest result whose memory is kept for the next ones; two are."""
 _scratch = threading.local()
 
 
@@ -53,6 +56,8 @@ class ChunkSource:
 
     indices: IndexCache = field(default_factory=IndexCache)
     """Indices of the shard files that were read."""
+    memory: Recycler = field(default_factory=lambda: Recycler(2, _KEPT_BYTES))
+    """For results of reads, whose first touch takes as long as half of the decompressing."""
 
     @cached_property
     def _steps(self) -> Mapping[int, Steps]:
@@ -229,7 +234,7 @@ def read_rows(
     for shard in np.unique(rows // manifest.shard_rows).tolist():
         source.record(shard)
     num_tokens = sum(manifest.layout.count(kind) for kind in kinds)
-    out = np.empty((len(rows), len(layers), num_tokens, manifest.dim), dtype)
+    out = source.memory.array((len(rows), len(layers), num_tokens, manifest.dim), dtype)
     jobs = read_jobs(source, rows, layers, by_kind(out, manifest, kinds))
     num_threads = min(num_readers(source, kinds), len(jobs))
     if num_threads < 2:

@@ -30,9 +30,11 @@ class Recycler:
 
     Args:
         most_free: blocks that are kept for use again, the oldest dropped first.
+        most_bytes: largest block that is kept.
     """
 
-    def __init__(self, most_free: int) -> None:
+    def __init__(self, most_free: int, most_bytes: int | None = None) -> None:
+        self._most_bytes = most_bytes
         # A block comes back from the garbage collector, in any thread and at any moment: appending to a deque
         # needs no lock, which the thread that it interrupts might hold.
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=most_free)
@@ -40,6 +42,8 @@ class Recycler:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array of any content."""
         size = math.prod(shape) * dtype.itemsize
+        if self._most_bytes is not None and size > self._most_bytes:
+            return np.empty(shape, dtype)
         block = self._take(size)
         if block is None:
             block = np.empty(size, np.uint8)

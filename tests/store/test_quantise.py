@@ -138,3 +138,13 @@ def test_a_layer_without_any_spread_comes_back_exactly() -> None:
     assert np.array_equal(decoded, x)
     assert not errors.any()
     assert not clipped.any()
+
+
+def test_what_is_not_finite_leaves_its_neighbours_as_they_are() -> None:
+    x = patches(3)
+    steps = Steps.of(calibrated(x))
+    x[1, 4, 2], x[2, 5, 7] = np.nan, 1e4  # small rows are quantised together
+    codes = np.empty(x.shape, np.int8)
+    _, clipped = steps.quantise(x, codes)
+    assert codes[2, 5, 7] == 127
+    assert clipped.sum() == clipped[2, 7] == 1
