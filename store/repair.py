@@ -40,6 +40,8 @@ __all__ = [
     "write_plan",
 ]
 
+Table = Literal["samples.parquet", "index.parquet"]
+_TABLES: Final[tuple[Table, ...]] = ("samples.parquet", "index.parquet")
 _VERIFY_AGAIN: Final = "make a new plan by `activault verify STORE --deep --repair-plan FILE`"
 
 
@@ -78,7 +80,7 @@ class RepairPlan(_Part):
     """Made again from the manifest: `zarr.json` of layers and arrays, the folder `shards`."""
     records: tuple[int, ...]
     """Shards whose record is written again from index.parquet."""
-    tables: tuple[Literal["samples.parquet", "index.parquet"], ...]
+    tables: tuple[Table, ...]
     """Made again from the records and the list of images."""
     delete: tuple[str, ...]
     """Records of shards that this store does not have."""
@@ -111,7 +113,7 @@ def plan_repair(report: VerifyReport) -> RepairPlan:
         shards=tuple(_shard(manifest, shard, report.faults) for shard in sorted(again) if manifest),
         metadata=tuple(f.where for f in anew if f.shard is None and f.where not in tables),
         records=tuple(sorted(records)),
-        tables=tuple(table for table in (SAMPLES, INDEX) if table in tables),
+        tables=tuple(table for table in _TABLES if table in tables),
         delete=tuple(fault.where for fault in report.faults if fault.remedy == "delete"),
         from_copy=_reasons(report.faults, "copy"),
         out_of_reach=_reasons(report.faults, "reach"),
