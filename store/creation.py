@@ -16,7 +16,16 @@ import pyarrow as pa
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
 from .errors import ConfigError, NotAStoreError, StoreError, StoreMismatchError
-from .files import atomic_write, disk_error, file_sha256, is_leftover, locked_by_one, pretty_json, sync_file, sync_folder
+from .files import (
+    atomic_write,
+    disk_error,
+    file_sha256,
+    is_leftover,
+    locked_by_one,
+    pretty_json,
+    sync_file,
+    sync_folder,
+)
 from .layout import layer_name
 from .manifest import Manifest
 from .records import array_folder, arrays_of
