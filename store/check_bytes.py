@@ -1,7 +1,7 @@
 """Verification of every byte: files are read side by side and hashed as they are read.
 
 A place and the files with their hashes in; the files that are not what was written out. XXH3 takes 40 GB a
-second on one core and lets other threads run meanwhile, so that two files at a time keep the disk busy.
+second on one core and lets other threads run meanwhile, so that a few files at a time keep the disk busy.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .storage import Storage
 __all__ = ["check_bytes"]
 
 Progress = Callable[[int, int], None]
-_LOCAL_THREADS: Final = 2
-"""At least so many, also on one core: one waits for the disk while the other hashes."""
 _REMOTE_THREADS: Final = 16
-_MOST_LOCAL_THREADS: Final = 8
+_MOST_LOCAL_THREADS: Final = 9
+"""Of one more than there are cores, so that one waits for the disk while the others hash."""
+_TELL_BYTES: Final = 32 << 20
 _GONE: Final = "it vanished meanwhile"
 
 
@@ -99,20 +99,28 @@ def _hashes(
     told: SimpleQueue[int | None] = SimpleQueue()
     stop = threading.Event()
 
-    def advance(size: int) -> None:
-        if stop.is_set():
-            raise _StoppedError
-        told.put(size)
-
     def hash_of(file: _File) -> str | StoreError:
+        waiting = 0
+
+        def advance(size: int) -> None:
+            nonlocal waiting
+            if stop.is_set():
+                raise _StoppedError
+            waiting += size
+            if waiting >= _TELL_BYTES:  # the thread that is told takes the interpreter from those that hash
+                told.put(waiting)
+                waiting = 0
+
         try:
             return file.hash_of(storage, file.path, advance)
         except StoreError as exc:
             return exc
         except FileNotFoundError:
             return _GONE
+        finally:
+            told.put(waiting)
 
-    local = min(max(_LOCAL_THREADS, num_cores()), _MOST_LOCAL_THREADS)
+    local = min(num_cores() + 1, _MOST_LOCAL_THREADS)
     threads = local if storage.folder is not None else _REMOTE_THREADS
     with ThreadPoolExecutor(threads, "activault-verify") as pool:
         try:
