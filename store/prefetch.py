@@ -166,6 +166,8 @@ def _one_core_thread() -> ThreadPoolExecutor:
     openmp: Any = torch.backends.openmp  # without annotations
     if openmp.is_available():
         num_threads = torch.get_num_threads()
+        # Asking makes the thread take the default first; it would otherwise do so later.
+        thread.submit(torch.get_num_threads).result()
         thread.submit(torch.set_num_threads, 1).result()
         torch.set_num_threads(num_threads)
     return thread
