@@ -1,7 +1,8 @@
 """Stored values as the numbers that a reader asked for.
 
-Stored values of some rows (float32, float16 or int8 codes) in; float32, float64, float16 or bfloat16 bit
-patterns out, into an array that is there. Work goes in blocks that stay in a core's own cache.
+Stored values of some rows (bfloat16 bit patterns, float16, float32 or int8 codes) in; float32, float64,
+float16 or bfloat16 bit patterns out, into an array that is there. Work goes in blocks that stay in a core's
+own cache.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import round_to_bfloat16
+from .codecs import round_to_bfloat16, store_into
 from .errors import ConfigError, PrecisionError
 from .quantise import Steps
 
@@ -42,17 +43,14 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
 
-def convert_rows(
-    stored: Array, local: Int64, out: Array, places: Int64, *, rounded: bool, steps: Steps | None
-) -> None:
+def convert_rows(stored: Array, local: Int64, out: Array, places: Int64, steps: Steps | None) -> None:
     """`out[places] = stored[local]`, converted.
 
     Args:
-        stored: (rows, tokens, dim) stored values.
+        stored: (rows, tokens, dim) stored values; bfloat16 ones as bit patterns in uint16.
         local: rows that are wanted.
         out: (more rows, tokens, dim); int8 takes codes as they are.
         places: where they go.
-        rounded: the stored float32 are bfloat16 values.
         steps: of int8 codes.
 
     Raises:
@@ -61,24 +59,21 @@ def convert_rows(
     row_values = stored[0].size
     if row_values < _SMALL_ROW:
         converted = np.empty((len(local), *stored.shape[1:]), out.dtype)
-        _convert(stored[local], converted, rounded, steps)
+        _convert(stored[local], converted, steps)
         out[places] = converted
         return
-    is_copy = stored.dtype == out.dtype or (rounded and out.dtype == np.uint16)
-    step = len(local) if is_copy else max(1, _BLOCK_VALUES // row_values)
+    step = len(local) if stored.dtype == out.dtype else max(1, _BLOCK_VALUES // row_values)
     breaks = np.flatnonzero((np.diff(local) != 1) | (np.diff(places) != 1)) + 1
     for start, stop in pairwise([0, *breaks.tolist(), len(local)]):
         for first in range(start, stop, step):
             rows = min(step, stop - first)
             here, there = int(local[first]), int(places[first])
-            _convert(stored[here : here + rows], out[there : there + rows], rounded, steps)
+            _convert(stored[here : here + rows], out[there : there + rows], steps)
 
 
-def _convert(stored: Array, out: Array, rounded: bool, steps: Steps | None) -> None:
+def _convert(stored: Array, out: Array, steps: Steps | None) -> None:
     if stored.dtype == out.dtype:
         out[...] = stored
-    elif out.dtype == np.uint16 and rounded:
-        out[...] = stored.view(np.uint16)[..., 1::2]
     elif out.dtype == np.float32:
         _widen(stored, out, steps)
     else:
@@ -95,8 +90,10 @@ def _convert(stored: Array, out: Array, rounded: bool, steps: Steps | None) -> N
 
 
 def _widen(stored: Array, out: Array, steps: Steps | None) -> None:
-    """Float16 values or int8 codes as float32."""
-    if stored.dtype == np.int8:
+    """Anything else as float32."""
+    if stored.dtype == np.uint16:
+        store_into(stored, out)
+    elif stored.dtype == np.int8:
         assert steps is not None
         steps.dequantise(stored, out)
     elif ((stored.view(np.uint16) & 0x7C00) == 0x7C00).any():

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .chunk_index import MAX_REQUEST_BYTES, IndexCache
-from .codecs import FILL_CODE, stored_type
+from .codecs import FILL_CODE, held_type
 from .conversion import convert_rows
 from .cores import num_cores
 from .errors import CorruptStoreError, StorageError
@@ -94,8 +94,8 @@ class ChunkSource:
         shard = parts[0].chunk // manifest.chunks_per_shard
         by_chunk = {part.chunk - shard * manifest.chunks_per_shard: part for part in parts}
         file_record = self.record(shard).files[self._places[array]]
-        scratch = _scratch_array(manifest.chunk_shape(array.kind), stored_type(manifest, array.kind))
-        rounded = manifest.stored_dtype(array.kind) == "bfloat16"
+        # bfloat16 values, float32 in the file, come as bit patterns: the form that they are held in.
+        scratch = _scratch_array(manifest.chunk_shape(array.kind), held_type(manifest, array.kind))
         steps = self.steps(array.layer, array.kind)
         spoken = self._spoken(parts)
         try:
@@ -105,7 +105,7 @@ class ChunkSource:
                     spoken = self._spoken([part])
                     values = file.decode(chunk, data, scratch, part.local)
                     self._refuse_fill(part, array, values)
-                    convert_rows(values, part.local, out, part.places, rounded=rounded, steps=steps)
+                    convert_rows(values, part.local, out, part.places, steps)
                     spoken = self._spoken(parts)
         except CorruptStoreError as exc:
             raise CorruptStoreError(f"{spoken}: {exc}; {extract_again(shard)}") from exc
@@ -121,13 +121,19 @@ class ChunkSource:
     def _refuse_fill(self, part: ChunkRows, array: ArrayKey, values: npt.NDArray[Any]) -> None:
         # A row that is ok holds no fill value at all, so its first one is enough to tell it from fill.
         rows = part.local + part.chunk * self.manifest.chunk_rows
-        first = values[part.local, 0, 0]
-        is_fill = (first == FILL_CODE if values.dtype == np.int8 else np.isnan(first)) & self.is_ok[rows]
+        is_fill = _is_fill(values[part.local, 0, 0]) & self.is_ok[rows]
         if is_fill.any():
             raise CorruptStoreError(
                 f"row {rows[is_fill][0]} is ok by its record, but reads as fill in layer {array.layer}, "
                 f"{array.kind}"
             )
+
+
+def _is_fill(held: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Where held values are the fill value or any other NaN."""
+    if held.dtype == np.uint16:
+        return np.asarray((held & 0x7FFF) > 0x7F80)
+    return np.asarray(held == FILL_CODE if held.dtype == np.int8 else np.isnan(held))
 
 
 def _scratch_array(shape: tuple[int, int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
