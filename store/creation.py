@@ -9,12 +9,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
+from .deferred import Deferred
 from .errors import ConfigError, NotAStoreError, StoreError, StoreMismatchError
 from .files import (
     atomic_write,
@@ -34,6 +35,11 @@ from .samples import SAMPLES_SCHEMA, content_hash
 from .sealed import read_sealed, write_sealed
 from .storage import Folder
 from .writer import StoreWriter
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
 
 __all__ = ["create_store", "first_difference", "is_free", "plan_store", "spoken"]
 
@@ -132,6 +138,13 @@ def spoken(value: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
+def _first_other(ours: Any, theirs: Any) -> int | None:
+    """The first row in which two columns of strings differ, where null equals null alone."""
+    alike = pc.or_(pc.and_(pc.is_null(ours), pc.is_null(theirs)), pc.fill_null(pc.equal(ours, theirs), False))
+    row = pc.index(alike, False).as_py()
+    return None if row < 0 else int(row)
+
+
 def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.Table, remedy: str) -> None:
     difference = first_difference(root.manifest, manifest)
     if difference is not None:
@@ -146,14 +159,13 @@ def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.T
         Folder(path), SAMPLES, SAMPLES_SCHEMA, manifest.num_rows, manifest.max_table_bytes
     )
     for name in ("key", "label", "source"):
-        for row, (old, new) in enumerate(
-            zip(planned[name].to_pylist(), samples[name].to_pylist(), strict=True)
-        ):
-            if old != new:
-                raise StoreMismatchError(
-                    f"{path} was planned from other images: the {name} of row {row} is {old!r} there and "
-                    f"{new!r} here; {remedy}"
-                )
+        row = _first_other(planned[name], samples[name])
+        if row is not None:
+            old, new = planned[name][row].as_py(), samples[name][row].as_py()
+            raise StoreMismatchError(
+                f"{path} was planned from other images: the {name} of row {row} is {old!r} there and "
+                f"{new!r} here; {remedy}"
+            )
     raise StoreMismatchError(f"{path} was planned from other images; {remedy}")
 
 

@@ -34,6 +34,7 @@ MAX_CHUNK_BYTES: Final = 1 << 30
 MAX_TABLE_BYTES: Final = 4 << 30
 StoredDtype = Literal["bfloat16", "float16", "float32", "int8"]
 Compression = Literal["blosc", "none"]
+_WORD: Final = r"^[a-z0-9][a-z0-9-]{0,31}$"
 
 
 class _Record(BaseModel):
@@ -70,7 +71,8 @@ class Preprocessing(_Record):
     """Height and width of the input in pixels."""
     resize: int
     """The shorter side after resizing, before the centre crop."""
-    interpolation: Literal["bicubic", "bilinear"]
+    interpolation: str = Field(pattern=_WORD)
+    """`bicubic` or `bilinear`; later writers may know others."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
@@ -78,7 +80,8 @@ class Preprocessing(_Record):
 class SourceInfo(_Record):
     """Where the images came from."""
 
-    kind: Literal["folder", "arrays"]
+    kind: str = Field(pattern=_WORD)
+    """`folder` or `arrays`; later writers may know others."""
     name: str
     """Last part of the source's path: a name, never a path."""
     fingerprint: str

@@ -28,7 +28,7 @@ from .manifest import Manifest
 from .reading import ChunkSource, read_rows
 from .records import ArrayKey, arrays_of, is_finished
 from .root import Root, check_array, read_root
-from .samples import OK, SAMPLES_SCHEMA, content_hash, label_ids, with_outcomes
+from .samples import OK, SAMPLES_SCHEMA, content_hash, label_ids, with_records
 from .sealed import read_sealed
 from .selection import RowSelection, check_layers, check_rows
 from .shards import CompleteShards, ShardIndex, UnfinishedShards
@@ -194,7 +194,7 @@ class Store:
         if self._index is not None:
             return table
         records = (self._shards.record(shard) for shard in self._shards.finished)
-        return with_outcomes(table, ((range(*record.rows), record.outcomes()) for record in records))
+        return with_records(table, records, self.manifest.absent_rows)
 
     def _column(self, name: str) -> pa.Table:
         """One column of the sample table alone, which is read in a hundredth of the time of all."""

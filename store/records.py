@@ -95,16 +95,6 @@ class ShardRecord(_Part):
         """Bytes of the array files."""
         return sum(file.bytes for file in self.files)
 
-    def outcomes(self) -> list[Outcome]:
-        """Every row's outcome, in row order."""
-        bad = {row: (status, reason) for row, status, reason in self.bad}
-        sizes = (size for *size, times in self.sizes for _ in range(times))
-        return [
-            Outcome(status=status, reason=reason, width=width, height=height)
-            for row, (width, height) in zip(range(*self.rows), sizes, strict=True)
-            for status, reason in [bad.get(row, (OK, None))]
-        ]
-
 
 class Named(Protocol):
     """What a digest takes of a record."""

@@ -38,7 +38,6 @@ __all__ = [
     "plan_samples",
     "split_of",
     "split_rows",
-    "with_outcomes",
     "with_records",
 ]
 
@@ -238,29 +237,6 @@ def with_records(samples: pa.Table, records: Iterable[Recorded], absent: Iterabl
         place = SAMPLES_SCHEMA.get_field_index(name)
         samples = samples.set_column(place, SAMPLES_SCHEMA.field(name), column)
     return samples
-
-
-@dataclass(frozen=True)
-class _Unrecorded:
-    """Outcomes that are in no record yet, in a record's shape."""
-
-    rows: tuple[int, int]
-    sizes: Sequence[tuple[int | None, int | None, int]]
-    bad: Sequence[tuple[int, str, str | None]]
-
-
-def with_outcomes(samples: pa.Table, outcomes: Iterable[tuple[range, Sequence[Outcome]]]) -> pa.Table:
-    """The same table with the outcomes of some ranges of rows; the other rows are `pending`."""
-    return with_records(samples, (_recorded(rows, results) for rows, results in outcomes))
-
-
-def _recorded(rows: range, outcomes: Sequence[Outcome]) -> Recorded:
-    pairs = zip(rows, outcomes, strict=True)
-    return _Unrecorded(
-        (rows.start, rows.stop),
-        [(outcome.width, outcome.height, 1) for outcome in outcomes],
-        [(row, outcome.status, outcome.reason) for row, outcome in pairs if outcome.status != OK],
-    )
 
 
 def label_ids(samples: pa.Table) -> tuple[tuple[str, ...], Int64]:

@@ -20,7 +20,6 @@ from activault.store.samples import (
     content_hash,
     label_ids,
     outcome_columns,
-    with_outcomes,
     with_records,
 )
 
@@ -141,9 +140,7 @@ def test_content_hash_tells_plans_apart(keys: list[str], labels: list[str | None
 
 def test_outcomes_do_not_change_the_content_hash() -> None:
     table = plan_samples(["a", "b", "c"], [None] * 3, "images")
-    done = with_outcomes(
-        table, [(range(1, 3), [Outcome(status="empty", reason="0 bytes"), Outcome(status="ok", width=3)])]
-    )
+    done = with_records(table, [Record((1, 3), [(None, None, 1), (3, None, 1)], [(1, "empty", "0 bytes")])])
     assert content_hash(done) == content_hash(table)
     assert done["status"].to_pylist() == ["pending", "empty", "ok"]
     assert done["reason"].to_pylist() == [None, "0 bytes", None]
