@@ -11,8 +11,11 @@ OUT ?= demo-out
 demo: $(STAMP)
 	$(BIN)/activault demo $(OUT)
 
+# What installs packages, mounts, or keeps the machine busy by itself runs alone; the rest in one process a core.
+ALONE := browser or mount or s3 or teacher
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "$(ALONE)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ($(ALONE))" --numprocesses auto --dist loadfile
 
 check: $(STAMP) types
 	$(BIN)/ruff format --check .

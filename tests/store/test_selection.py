@@ -55,7 +55,11 @@ def test_other_rows_are_refused(rows: Any, message: str) -> None:
         check_rows(rows, 10)
 
 
-@pytest.mark.parametrize("layers", [[7, 0], range(0, 8, 7), np.array([0, 7]), iter([0])], ids=str)
+@pytest.mark.parametrize(
+    "layers",
+    [[7, 0], range(0, 8, 7), np.array([0, 7]), iter([0])],
+    ids=["list", "range", "array", "iterator"],
+)
 def test_layers_keep_their_order(layers: Any) -> None:
     found = check_layers(layers, (0, 1, 7))
     assert found in {(7, 0), (0, 7), (0,)}
