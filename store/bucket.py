@@ -1,4 +1,4 @@
-"""A bucket that a store is published to, through obstore; see `publishing.Target`."""
+"""A bucket that a store is published to, through obstore; see `targets.Target`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final, TypeVar
 
 from .errors import AccessDeniedError
 from .fetching import FileToFetch
-from .publishing import Listed
 from .remote import Remote
 from .storage import gather
+from .targets import Listed
 
 __all__ = ["Bucket"]
 

@@ -1,4 +1,4 @@
-"""Data sets and buckets of the Hugging Face hub that a store is published to; see `publishing.Target`.
+"""Data sets and buckets of the Hugging Face hub that a store is published to; see `targets.Target`.
 
 `datasets/OWNER/NAME[/path]` or `buckets/OWNER/NAME[/path]` in. Token and endpoint are the usual ones
 (HF_TOKEN or `hf auth login`, HF_ENDPOINT). Needs the extra `hf`.
@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Final
 from .card import CARD, license_lines
 from .errors import AccessDeniedError, ConfigError, MissingExtraError, StorageError, UnreachableError
 from .fetching import FileToFetch
-from .publishing import Listed, Target
 from .root import ROOT
 from .storage import Folder
+from .targets import Listed, Target
 
 __all__ = ["HubBucket", "HubDataset", "open_hub"]
 

@@ -5,17 +5,16 @@ A complete store on this machine in; its files in the order in which they are pu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from .card import CARD
+from .check_structure import planned_metadata
 from .completion import SAMPLES
 from .errors import CorruptStoreError, IncompleteStoreError
 from .fetching import FileToFetch
 from .files import xxh3
 from .index import INDEX, read_index
-from .layout import layer_name
-from .records import array_folder, arrays_of, record_path
+from .records import record_path
 from .root import ROOT, read_root
 from .storage import Folder
 
@@ -42,7 +41,7 @@ def published_files(path: Path) -> list[FileToFetch]:
             f"a store is published when it is complete; {path} is not: finish it, or publish a part of it "
             "that is (`activault pull` makes one)"
         )
-    files = [_small(folder, name) for name in _metadata(path)]
+    files = [_as_it_is(folder, name) for name in (CARD,) if (path / name).is_file()]
     for name, file in root.teacher.items():
         files.append(FileToFetch(folder, name, file.bytes, file.sha256, "sha256"))
     for shard in manifest.held_shards:
@@ -52,21 +51,24 @@ def published_files(path: Path) -> list[FileToFetch]:
         files.append(FileToFetch(folder, record_path(shard), len(text), xxh3(text)))
     size = _size(folder, SAMPLES)
     files.append(FileToFetch(folder, SAMPLES, size, index.summary.samples_hash))
-    files += [_small(folder, f"{layer_name(layer)}/{ROOT}") for layer in manifest.layers]
-    folders = (array_folder(array.layer, array.kind) for array in arrays_of(manifest))
-    files += [_small(folder, f"{name}/{ROOT}") for name in folders]
-    return [*files, *(_small(folder, name) for name in LAST)]
+    files += [_as_planned(folder, name, data) for name, data in planned_metadata(manifest).items()]
+    return [*files, _as_it_is(folder, INDEX), _as_planned(folder, ROOT, root.to_bytes())]
 
 
-def _metadata(path: Path) -> Iterator[str]:
-    if (path / CARD).is_file():
-        yield CARD
-
-
-def _small(folder: Folder, name: str) -> FileToFetch:
-    """A file whose hash is what it is now; what it must be was looked at by whoever read it."""
+def _as_it_is(folder: Folder, name: str) -> FileToFetch:
+    """A file whose hash is what it is now: a card may be edited, an index has been checked by its seal."""
     size = _size(folder, name)
     return FileToFetch(folder, name, size, xxh3(folder.read(name, size)))
+
+
+def _as_planned(folder: Folder, name: str, data: bytes) -> FileToFetch:
+    """A file that must be `data`, byte by byte."""
+    if _size(folder, name) != len(data) or folder.read(name) != data:
+        raise CorruptStoreError(
+            f"{name} of {folder.where} must be what the manifest implies; it differs, and is not published: "
+            f"`activault verify {folder.where}` says what to do"
+        )
+    return FileToFetch(folder, name, len(data), xxh3(data))
 
 
 def _size(folder: Folder, name: str) -> int:

@@ -20,8 +20,9 @@ from activault.store import bucket as bucket_room
 from activault.store.bucket import Bucket
 from activault.store.fetching import FileToFetch
 from activault.store.files import file_sha256
-from activault.store.publishing import Listed, plan_publish, publish
+from activault.store.publishing import plan_publish, publish
 from activault.store.storage import Folder
+from activault.store.targets import Listed
 from activault.store.transfer import pull
 
 from .conftest import MakePlan, Plan
@@ -151,6 +152,21 @@ def test_a_damaged_file_is_not_published(copy: Path) -> None:
         publish(copy, place)
     assert name not in place.files
     assert "zarr.json" not in place.files
+
+
+@pytest.mark.parametrize("name", ["layer_02/patches/zarr.json", "layer_02/zarr.json", "zarr.json"])
+def test_altered_metadata_are_not_published(copy: Path, name: str) -> None:
+    """A value that no reader of ours looks at, or spaces alone: whoever reads with plain Zarr would get it."""
+    file, place = copy / name, Memory()
+    altered = file.read_text().replace('"attributes": {}', '"attributes": {"more": 1}')
+    file.write_text(altered if name == "layer_02/zarr.json" else altered + "\n")
+    with pytest.raises(CorruptStoreError, match=f"{name} of .* must be what the manifest implies"):
+        publish(copy, place)
+    file.unlink()
+    if name != "zarr.json":
+        with pytest.raises(CorruptStoreError, match=f"{name} of .* is missing"):
+            publish(copy, place)
+    assert place.files == {}
 
 
 def test_an_unfinished_store_is_refused(make_plan: MakePlan) -> None:
