@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from activault.store import open_store
+from activault.store import merge, open_store, pull, verify_store
 from activault.store.errors import PrecisionError
 from activault.store.manifest import Quantisation
 
@@ -76,3 +76,27 @@ def test_a_store_below_the_bound_as_a_whole_is_not_completed(make_plan: MakePlan
         ):
             writer.complete()
     assert not open_store(plan.path).complete
+
+
+def test_a_part_whose_rows_vary_less_than_the_whole_is_completed(make_plan: MakePlan) -> None:
+    """It is bound shard by shard; the whole alone is bound by its R2, also when it is merged again."""
+    steps = make_manifest(dtype="int8").quantisation
+    finer = [
+        Quantisation(scale=tuple(s / 2 for s in old.scale), offset=old.offset, variance=old.variance)
+        for old in steps
+    ]
+    plan = make_plan(dtype="int8", quantisation=finer)
+    plan.values[:16] *= 0.2
+    plan.write()
+    parts = [
+        pull(plan.path, plan.path.with_name(f"{n}.zarr"), rows=rows) for n, rows in enumerate(["0:16", "16:"])
+    ]
+    assert (
+        open_store(parts[0]).statistics(0, "patches").r2
+        < 0.999
+        < open_store(plan.path).statistics(0, "patches").r2
+    )
+    for part in parts:
+        assert verify_store(part, deep=True, complete=True).faults == ()
+    whole = merge(parts, plan.path.with_name("whole.zarr"))
+    assert open_store(whole).digest == open_store(plan.path).digest
