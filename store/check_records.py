@@ -96,7 +96,7 @@ class _Records:
     def read_index(self) -> None:
         """The index, if it can be believed."""
         try:
-            self.found.index = read_index(self.storage, self.manifest)
+            self.found.index = read_index(self.storage, self.root)
         except StoreError as exc:
             self.findings.unreadable(INDEX, exc, "rebuild")
 

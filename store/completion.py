@@ -113,13 +113,13 @@ def _merge_into(
         merged[array] = merge(merged[array], stats)
 
 
-def is_completed(storage: Storage, manifest: Manifest) -> bool:
+def is_completed(storage: Storage, root: Root) -> bool:
     """Whether index.parquet is there, and samples.parquet is the file that it was written with.
 
     Raises:
         CorruptStoreError: the index is altered or belongs to another store.
     """
-    index = read_index(storage, manifest)
+    index = read_index(storage, root)
     try:
         return index is not None and stored_xxh3(storage, SAMPLES) == index.summary.samples_hash
     except FileNotFoundError:

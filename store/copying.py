@@ -120,7 +120,7 @@ class _Copy:
 
     def _is_completed(self) -> bool:
         try:
-            return is_completed(Folder(self.path), self.plan.manifest)
+            return is_completed(Folder(self.path), self.plan.root)
         except CorruptStoreError:  # all that it tells stands in the records
             (self.path / INDEX).unlink()
             return False

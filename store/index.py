@@ -21,6 +21,7 @@ from .errors import CorruptStoreError
 from .files import canonical_json
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, arrays_of, parse_record
+from .root import Root
 from .sealed import read_sealed, write_sealed
 from .statistics import ChannelStats, Losses
 from .storage import Storage
@@ -146,12 +147,13 @@ def _row(array: ArrayKey, stats: ChannelStats) -> dict[str, Any]:
     return row | {name: vector.tolist() for name, vector in vectors.items()}
 
 
-def read_index(storage: Storage, manifest: Manifest) -> Index | None:
+def read_index(storage: Storage, root: Root) -> Index | None:
     """The index of the store; None if it is not complete.
 
     Raises:
         CorruptStoreError: the index is altered or belongs to another store.
     """
+    manifest = root.manifest
     try:
         num_entries = len(manifest.held_shards) + len(manifest.layers) * len(manifest.kinds)
         table, metadata, _ = read_sealed(
@@ -163,7 +165,8 @@ def read_index(storage: Storage, manifest: Manifest) -> Index | None:
         summary = IndexSummary.model_validate_json(metadata.get(_KEY, ""))
     except ValidationError as exc:
         raise CorruptStoreError(f"{INDEX} has no summary that can be read; {_REMEDY}") from exc
-    if summary.manifest != manifest.sha256():
+    claimed = summary.format, summary.manifest, summary.samples
+    if claimed != (manifest.format, manifest.sha256(), root.samples):
         raise CorruptStoreError(f"{INDEX} belongs to another store; {_REMEDY}")
     num_held = len(manifest.held_shards)
     shards = table["shard"].slice(0, num_held)

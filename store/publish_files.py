@@ -35,7 +35,7 @@ def published_files(path: Path) -> list[FileToFetch]:
     folder = Folder(path)
     root = read_root(folder)
     manifest = root.manifest
-    index = read_index(folder, manifest)
+    index = read_index(folder, root)
     if index is None:
         raise IncompleteStoreError(
             f"a store is published when it is complete; {path} is not: finish it, or publish a part of it "

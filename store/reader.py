@@ -70,7 +70,7 @@ def _open(storage: Storage) -> Store:
     looks: list[Callable[[], Any]] = [
         partial(check_array, storage, root.manifest, array) for array in arrays_of(root.manifest)
     ]
-    looks.append(partial(read_index, storage, root.manifest))
+    looks.append(partial(read_index, storage, root))
     *_, index = gather(storage, operator.call, looks)
     return Store(storage, root, index)
 
@@ -147,7 +147,7 @@ class Store:
         same plan repairs. The teacher's files no writer writes again.
         """
         shards = self.manifest.held_shards
-        return is_completed(self.storage, self.manifest) and all(
+        return is_completed(self.storage, self._root) and all(
             is_finished(self.storage, self.manifest, shard) for shard in shards
         )
 

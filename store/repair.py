@@ -180,7 +180,7 @@ def rebuild(path: Path | str, plan: RepairPlan) -> None:
     root = _root_of(path, plan)
     try:
         _write_metadata(path, root.manifest, set(plan.metadata))
-        _restore_records(path, root.manifest, plan.records)
+        _restore_records(path, root, plan.records)
         _delete(path, root.manifest, plan.delete)
         if INDEX in plan.tables or plan.shards:
             (path / INDEX).unlink(missing_ok=True)
@@ -203,13 +203,13 @@ def _write_metadata(path: Path, manifest: Manifest, asked: set[str]) -> None:
             atomic_write(path / name, content)
 
 
-def _restore_records(path: Path, manifest: Manifest, shards: Iterable[int]) -> None:
-    storage = Folder(path)
+def _restore_records(path: Path, root: Root, shards: Iterable[int]) -> None:
+    storage, manifest = Folder(path), root.manifest
     index = None
     for shard in _held(manifest, shards):
         if _has_record(storage, manifest, shard):
             continue
-        index = index or read_index(storage, manifest)
+        index = index or read_index(storage, root)
         if index is None:
             raise CorruptStoreError(
                 f"{INDEX} is gone, which had the record of shard {shard}; {_VERIFY_AGAIN}"

@@ -36,7 +36,7 @@ class CopySource:
     def __init__(self, storage: Storage, root: Root) -> None:
         self.storage = storage
         self.root = root
-        self._index = read_index(storage, root.manifest)
+        self._index = read_index(storage, root)
         self._shards = None if self._index is not None else UnfinishedShards(storage, root)
         self.complete = self._index is not None
         """Whether every shard that it is of is finished."""

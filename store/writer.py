@@ -235,7 +235,7 @@ class StoreWriter:
             )
         try:
             self._refuse_another_folder()
-            if not is_completed(self._storage, self.manifest):
+            if not is_completed(self._storage, self._root):
                 write_completion(self.path, self._root, self.samples)
         except OSError as exc:
             raise disk_error(exc, self.path, self.samples.nbytes) from exc

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from activault.store import CorruptStoreError, open_store, plan_samples, verify_store
 from activault.store.codecs import array_metadata
 from activault.store.files import pretty_json, xxh3
 from activault.store.manifest import Manifest
@@ -123,6 +126,28 @@ TABLES = {
 def test_a_table_that_blows_up(copy: Path, harm: Callable[[Path], None]) -> None:
     harm(copy)
     assert "samples.parquet" in refusals(copy)
+
+
+def test_the_tables_of_a_store_of_other_images(written: Plan, copy: Path, tmp_path: Path) -> None:
+    """The same manifest and other keys: what both files say agrees, but not with what was planned."""
+    other = Plan(tmp_path / "other.zarr", written.manifest, written.bad_rows)
+    keys = [f"another/{row}.jpg" for row in range(50)]
+    other.samples = plan_samples(keys, [None] * 50, "images")
+    other.write()
+    for name in ("index.parquet", "samples.parquet"):
+        shutil.copyfile(other.path / name, copy / name)
+    with pytest.raises(CorruptStoreError, match=r"index\.parquet belongs to another store; delete index"):
+        open_store(copy)
+    assert {fault.where for fault in verify_store(copy).faults} == {"index.parquet", "samples.parquet"}
+
+
+def test_an_index_of_another_format(copy: Path) -> None:
+    table = pq.read_table(copy / "index.parquet")
+    found = json.loads(table.schema.metadata[b"activault.index"]) | {"format": 2}
+    data = sealed_bytes(table.replace_schema_metadata(None), {"activault.index": json.dumps(found)})
+    (copy / "index.parquet").write_bytes(data)
+    with pytest.raises(CorruptStoreError, match="belongs to another store"):
+        open_store(copy)
 
 
 def test_shards_that_are_counted_and_not_spelled_out(copy: Path) -> None:
