@@ -30,7 +30,7 @@ from .files import (
 from .layout import layer_name
 from .manifest import Manifest
 from .records import array_folder, arrays_of
-from .root import PLANNING, ROOT, Root, TeacherFile, make_root, read_root
+from .root import PLANNING, ROOT, Root, TeacherFile, is_teacher_name, make_root, read_root
 from .samples import SAMPLES_SCHEMA, content_hash
 from .sealed import read_sealed, write_sealed
 from .storage import Folder
@@ -211,12 +211,22 @@ def _write_teacher(folder: Path, files: TeacherFiles) -> dict[str, TeacherFile]:
         files(folder)
     else:
         for name, source in files.items():
+            _refuse_name(name)
             shutil.copyfile(source, folder / name)
     found = {}
     for file in sorted(folder.iterdir()):
-        if not file.is_file() or file.name.startswith("."):
+        _refuse_name(file.name)
+        if not file.is_file():
             raise ConfigError(f"the teacher's files are plain files, flat; got {file.name}")
         sync_file(file)
         found[f"teacher/{file.name}"] = TeacherFile(bytes=file.stat().st_size, sha256=file_sha256(file))
     sync_folder(folder)
     return found
+
+
+def _refuse_name(name: str) -> None:
+    if not is_teacher_name(name):
+        raise ConfigError(
+            "names of the teacher's files are printable, of at most 200 bytes, without slashes, do not begin "
+            f"with a dot nor end in .tmp or .partial; got {name!r}; rename it"
+        )

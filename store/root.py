@@ -19,7 +19,16 @@ from .manifest import FORMAT_VERSION, Manifest
 from .records import ArrayKey, Named, array_folder
 from .storage import Storage
 
-__all__ = ["PLANNING", "ROOT", "Root", "TeacherFile", "check_array", "make_root", "read_root"]
+__all__ = [
+    "PLANNING",
+    "ROOT",
+    "Root",
+    "TeacherFile",
+    "check_array",
+    "is_teacher_name",
+    "make_root",
+    "read_root",
+]
 
 ROOT: Final = "zarr.json"
 _MAX_NAME_BYTES: Final = 200
@@ -83,6 +92,13 @@ class Root:
             "records": sorted([record.shard, record.checksum] for record in records),
         }
         return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def is_teacher_name(name: str) -> bool:
+    """Whether a file below `teacher/` may be called so: no way out of the folder, and no writer's leftover."""
+    lasts = name and name[0] != "." and not name.endswith((".tmp", ".partial"))
+    plain = name.isprintable() and not {"/", "\\"} & set(name)  # a lone surrogate is not printable either
+    return bool(lasts and plain) and len(name.encode()) <= _MAX_NAME_BYTES
 
 
 def make_root(manifest: Manifest, samples: str, teacher: Mapping[str, TeacherFile]) -> Root:
@@ -164,8 +180,7 @@ def _checked(attributes: dict[str, Any]) -> Root:
         raise CorruptStoreError(f"{ROOT}: {where}: {first['msg']}; restore it from a copy") from exc
     for name in plan.teacher:
         folder, _, file = name.partition("/")
-        plain = file.isprintable() and len(file.encode()) <= _MAX_NAME_BYTES
-        if folder != "teacher" or not file or "/" in file or "\\" in file or file[0] == "." or not plain:
+        if folder != "teacher" or not is_teacher_name(file):
             raise CorruptStoreError(
                 f"{ROOT}: teacher files are teacher/NAME; got {name!r}; do not use this store"
             )

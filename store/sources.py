@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from .completion import SAMPLES
-from .errors import CorruptStoreError, NotAStoreError
+from .errors import CorruptStoreError
 from .files import xxh3
 from .index import read_index
 from .joins import refuse_absurd_sizes
@@ -25,9 +25,6 @@ from .shards import UnfinishedShards
 from .storage import Storage, open_storage
 
 __all__ = ["CopySource", "open_source", "read_checked"]
-
-_MAX_NAME_BYTES = 200
-"""Names of the teacher's files; file systems take 255, and a temporary name is longer."""
 
 
 class CopySource:
@@ -105,14 +102,7 @@ def open_source(place: Path | str | Storage) -> CopySource:
         StorageError: it cannot be read.
     """
     storage = open_storage(place) if isinstance(place, Path | str) else place
-    root = read_root(storage)
-    for name in root.teacher:
-        if not name.isprintable() or len(name.encode()) > _MAX_NAME_BYTES:
-            raise NotAStoreError(
-                f"teacher files have printable names of at most {_MAX_NAME_BYTES} bytes; {storage.where} has "
-                f"{name[:80]!r}; do not use this store"
-            )
-    return CopySource(storage, root)
+    return CopySource(storage, read_root(storage))
 
 
 def read_checked(storage: Storage, file: FileRecord) -> bytes:

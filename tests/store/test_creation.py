@@ -136,3 +136,21 @@ def test_a_half_planned_store_is_planned_again(plan: Plan) -> None:
 def test_samples_of_another_number_are_refused(plan: Plan) -> None:
     with pytest.raises(ConfigError, match="one for each of 50 rows; got 1"):
         create_store(plan.path, plan.manifest, plan_samples(["a"], [None], "images"), write_teacher)
+
+
+@pytest.mark.parametrize("name", ["weights.tmp", "a.partial", ".hidden", "a\\b", "a\nb", "x" * 201])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_names_that_a_teacher_file_cannot_have(
+    make_plan: MakePlan, tmp_path: Path, name: str, by_name: bool
+) -> None:
+    """A file called as a writer's leftovers are would be removed with them."""
+    plan = make_plan()
+    (tmp_path / "weights").write_bytes(b"12")
+
+    def write(folder: Path) -> None:
+        (folder / name).write_bytes(b"12")
+
+    given = {name: tmp_path / "weights"} if by_name else write
+    with pytest.raises(ConfigError, match=r"names of the teacher's files are printable, .*; rename it"):
+        create_store(plan.path, plan.manifest, plan.samples, given)
+    assert plan.write().complete

@@ -231,7 +231,11 @@ def test_absurd_sizes_are_refused_before_anything_is_written(copy: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "name", ["teacher/../../out", "teacher//etc", "teacher/.hidden", "teacher/a\nb", "teacher/" + "x" * 300]
+    "name",
+    [
+        *("teacher/../../out", "teacher//etc", "teacher/.hidden", "teacher/a\nb", "teacher/" + "x" * 300),
+        *("teacher/weights.tmp", "teacher/weights.partial", "teacher/a\\b", "teacher/", "else/a"),
+    ],
 )
 def test_names_that_lead_elsewhere_are_refused(copy: Path, tmp_path: Path, name: str) -> None:
     root = read_root(Folder(copy))
