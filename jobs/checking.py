@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-import sys
 from pathlib import Path
-from typing import Any
 
-from . import inspect
+from . import console, inspect
 
 __all__ = ["info", "verify"]
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(jsonlib.dumps(value, indent=2) + "\n")
 
 
 def info(store: str, /, *, json: bool = False) -> int:
@@ -33,7 +26,7 @@ def info(store: str, /, *, json: bool = False) -> int:
     """
     facts = inspect.facts(store)
     if json:
-        _print_json(facts)
+        console.print_json(facts)
     else:
         inspect.show_facts(facts)
     return 0
@@ -75,7 +68,7 @@ def verify(
     if repair_plan is not None:
         inspect.write_plan(repair_plan, inspect.plan_repair(report))
     if json:
-        _print_json(inspect.report_json(report))
+        console.print_json(inspect.report_json(report))
     else:
         inspect.show_report(store, report)
     return 0 if report.ok else 1

@@ -8,22 +8,14 @@ stand inside, so that `info` and `verify` need no torch and every command starts
 from __future__ import annotations
 
 import dataclasses
-import json as jsonlib
-import re
-import sys
 from pathlib import Path
-from typing import Any, Literal
-
-from activault.store import ConfigError
+from typing import Literal
 
 from . import console
 from .checking import info, verify
+from .extracting import extract
 
 __all__ = ["analyze", "demo", "extract", "info", "phases", "probe", "train", "verify"]
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(jsonlib.dumps(value, indent=2) + "\n")
 
 
 def demo(out: Path = Path("demo-out"), /, *, json: bool = False) -> int:
@@ -49,126 +41,10 @@ def demo(out: Path = Path("demo-out"), /, *, json: bool = False) -> int:
 
     result = run_demo(out, quiet=json)
     if json:
-        _print_json(result.numbers())
+        console.print_json(result.numbers())
     else:
         result.show()
     return 0
-
-
-def extract(
-    images: Path,
-    store: Path,
-    /,
-    *,
-    teacher: str,
-    weights: Path | None = None,
-    image_size: str = "224",
-    resize: int | None = None,
-    layers: str = "all",
-    tokens: str = "cls,registers,patches",
-    dtype: Literal["bfloat16", "float16", "float32", "int8"] = "bfloat16",
-    compression: Literal["blosc", "none"] = "blosc",
-    batch_size: int = 64,
-    workers: int | None = None,
-    device: str = "auto",
-    shard_rows: int | None = None,
-    seed: int = 0,
-    limit: int | None = None,
-    license: str | None = None,
-    citation: str | None = None,
-    repair: Path | None = None,
-    json: bool = False,
-) -> int:
-    """Run the teacher once over an image folder and write its layers to a store.
-
-    Run it again and it goes on where it stopped.
-
-    ```
-    activault extract photos/ photos.zarr --teacher demo --image-size 98
-    activault extract imagenet/train in1k.zarr --teacher vit_base_patch14_reg4_dinov2.lvd142m
-    activault extract photos/ cls.zarr --teacher demo --layers 6-12 --tokens cls
-    ```
-
-    Parameters
-    ----------
-    images
-        Folder of images; class sub-folders give labels, a first folder train or test gives the split.
-    store
-        The store to write, or to go on with.
-    teacher
-        `demo`, or timm's name of a Vision Transformer.
-    weights
-        A safetensors or Meta .pth file; without it timm's own weights are fetched from the hub.
-    image_size
-        Pixels of the teacher's input: one number, or height x width such as 224x336.
-    resize
-        Shorter side after resizing, before the centre crop; by default 256/224 of the image size.
-    layers
-        Layers to keep: numbers and ranges such as 0-12 or 0,6,12, or all.
-    tokens
-        Token kinds to keep: cls, registers, patches.
-    dtype
-        Precision of the stored values. int8 keeps patches within an R2 of 0.999 in every layer, in a sixth
-        of the bytes of float32.
-    compression
-        none reads fastest and takes most room; not for bfloat16.
-    batch_size
-        Images in one forward pass.
-    workers
-        Threads that decode images; by default the number of cores.
-    device
-        auto, cpu, cuda, cuda:1, mps.
-    shard_rows
-        Rows a shard, the unit of resumption; by default as many as fit the byte targets.
-    seed
-        Seed of the order of the rows.
-    limit
-        Keep only this many images, drawn by the seed.
-    license
-        Licence of the activations, for those they are shared with.
-    citation
-        What to cite for them.
-    repair
-        A plan of `activault verify STORE --deep --repair-plan FILE`: do what it says and no more.
-    json
-        Print the summary as JSON.
-    """
-    from activault.extract import ExtractOptions
-
-    from . import show, tasks
-
-    options = ExtractOptions(
-        teacher=teacher,
-        weights=weights,
-        image_size=_image_size(image_size),
-        resize=resize,
-        layers=layers,
-        tokens=tokens,
-        dtype=dtype,
-        compression=compression,
-        license=license,
-        citation=citation,
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-        shard_rows=shard_rows,
-        seed=seed,
-        limit=limit,
-    )
-    summary = tasks.extract_images(images, store, options, repair=repair, quiet=json)
-    if json:
-        _print_json(dataclasses.asdict(summary))
-    else:
-        show.show_extraction(store, summary)
-    return 0
-
-
-def _image_size(text: str) -> int | tuple[int, int]:
-    """`224` or `224x336`, height first."""
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip())
-    if match is None:
-        raise ConfigError(f"an image size is one number, or height x width such as 224x336; got {text!r}")
-    return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 def phases(
@@ -205,7 +81,7 @@ def phases(
 
     found = find_phases(store, k=k, cost=cost, quiet=json)
     if json:
-        _print_json(found.to_dict())
+        console.print_json(found.to_dict())
     else:
         show.show_phases(found)
     return 0
@@ -246,7 +122,7 @@ def train(
 
     summary = tasks.train_run(recipe, out, overrides=set_, device=device, quiet=json)
     if json:
-        _print_json({**dataclasses.asdict(summary), "path": str(summary.path)})
+        console.print_json({**dataclasses.asdict(summary), "path": str(summary.path)})
     else:
         show.show_training(out, summary)
     return 0
@@ -288,7 +164,7 @@ def probe(
 
     report = tasks.probe_run(store, run, task=task, device=device, quiet=json).to_dict()
     if json:
-        _print_json(report)
+        console.print_json(report)
     else:
         show.show_probe(report)
     return 0
@@ -327,7 +203,9 @@ def analyze(
 
     result = tasks.write_analysis(store, out, run_path=run, device=device, quiet=json)
     if json:
-        _print_json({"report": str(result.page), "numbers": str(result.page.with_name("numbers.json"))})
+        console.print_json(
+            {"report": str(result.page), "numbers": str(result.page.with_name("numbers.json"))}
+        )
     else:
         console.out.print(f"report: {result.page}", soft_wrap=True)
     return 0

@@ -6,9 +6,12 @@ Away from a terminal the bars keep silent and a line is printed at the end of ea
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -24,7 +27,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["human_bytes", "human_seconds", "out", "progress_bar", "table"]
+__all__ = ["human_bytes", "human_seconds", "out", "print_json", "progress_bar", "table"]
 
 # Without markup: a path may hold [brackets].
 out = Console(highlight=False, markup=False)
@@ -95,6 +98,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in rows:
         result.add_row(*row)
     return result
+
+
+def print_json(value: Any) -> None:
+    """A result as a program reads it, on standard output; rich would break and colour its lines."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def human_bytes(count: float) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json as jsonlib
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -115,7 +114,7 @@ def import_(
         summary = import_reference(reference, store, options, advance)
     inspect.require_sound(store, quiet=json)
     if json:
-        sys.stdout.write(jsonlib.dumps(dataclasses.asdict(summary), indent=2) + "\n")
+        console.print_json(dataclasses.asdict(summary))
     else:
         _show(store, summary)
     return 0

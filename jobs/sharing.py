@@ -5,8 +5,6 @@ No torch here, so that the plain install has these commands.
 
 from __future__ import annotations
 
-import json as jsonlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +92,7 @@ def pull(
 def merge(
     *sources: str,
     out: Path,
-    threads: int = 4,
+    threads: int = 8,
     json: bool = False,
 ) -> int:
     """Join stores with different shards, or with different layers or tokens of the same rows, into one.
@@ -145,7 +143,7 @@ def publish(
     dry_run: bool = False,
     json: bool = False,
 ) -> int:
-    """Put a complete store onto S3, a Hugging Face data set or bucket, or into another folder.
+    """Put a complete store onto S3, or into a data set or bucket of the Hugging Face hub.
 
     Says first how much it is. What is there already of the same store is kept; another store is never
     overwritten. Others then read it by its URL, or `activault pull` it.
@@ -160,7 +158,7 @@ def publish(
     store
         The store.
     destination
-        s3://bucket/prefix, hf://datasets/OWNER/NAME[/path], hf://buckets/OWNER/NAME[/path], or a folder.
+        s3://bucket/prefix, hf://datasets/OWNER/NAME[/path] or hf://buckets/OWNER/NAME[/path].
     license
         Licence named on a data set's page in place of the store's own.
     deep
@@ -185,7 +183,7 @@ def publish(
         _run("publish", json, lambda advance: planned.run(deep=deep, progress=advance))
     if json:
         told["digest"] = open_store(store).digest
-        _print(told)
+        console.print_json(told)
     elif not dry_run:
         console.out.print(f"published: {destination}", soft_wrap=True)
     return 0
@@ -217,9 +215,5 @@ def _finish(told: dict[str, Any], made: Path | None, *, json: bool) -> int:
             state = "complete" if store.complete else "not complete"
             _say(f"{made}: {state}, digest {store.digest}")
     if json:
-        _print(told)
+        console.print_json(told)
     return 0
-
-
-def _print(value: dict[str, Any]) -> None:
-    sys.stdout.write(jsonlib.dumps(value, indent=2) + "\n")

@@ -40,7 +40,7 @@ class Merge:
         self,
         out: Path | str,
         *,
-        num_threads: int = 4,
+        num_threads: int = 8,
         retries: Retries | None = None,
         progress: Progress | None = None,
     ) -> Path:
@@ -58,7 +58,7 @@ def merge(
     sources: Sequence[Path | str | Storage],
     out: Path | str,
     *,
-    num_threads: int = 4,
+    num_threads: int = 8,
     retries: Retries | None = None,
     progress: Progress | None = None,
 ) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import pytest
 from http_server import StaticServer
 from s3_server import S3
 
-from activault.store import open_store, verify_store
+from activault.jobs import sharing
+from activault.store import open_store, publishing, verify_store
 
 Command = Callable[..., Any]
 
@@ -59,6 +61,20 @@ def test_parts_are_merged(activault: Command, store: Path, tmp_path: Path) -> No
         "merge", tmp_path / "8:24", tmp_path / "0:8", "--out", tmp_path / "all.zarr", "--json"
     ).json
     assert told["digest"] == open_store(store).digest
+
+
+def test_every_place_that_the_help_names_is_one(activault: Command, store: Path) -> None:
+    """What the help of `publish` lists as a destination is accepted, and nothing else is listed."""
+    listed = str(sharing.publish.__doc__).split("    destination\n")[1].split("\n    license\n")[0]
+    places = re.split(r", | or ", listed.strip().rstrip("."))
+    assert places == [
+        "s3://bucket/prefix", "hf://datasets/OWNER/NAME[/path]", "hf://buckets/OWNER/NAME[/path]"
+    ]  # fmt: skip
+    for place in places:
+        target = publishing._open_target(place.replace("[", "").replace("]", ""), store, None)
+        assert target.where.startswith(place.partition("[")[0])
+    assert "folder" not in activault("publish", "--help").out
+    assert "folder" not in re.sub(r"\s+", " ", activault("--help").out).partition("publish")[2]
 
 
 @pytest.mark.s3

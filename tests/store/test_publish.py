@@ -156,7 +156,7 @@ def test_a_damaged_file_is_not_published(copy: Path) -> None:
 
 @pytest.mark.parametrize("name", ["layer_02/patches/zarr.json", "layer_02/zarr.json", "zarr.json"])
 def test_altered_metadata_are_not_published(copy: Path, name: str) -> None:
-    """A value that no reader of ours looks at, or spaces alone: whoever reads with plain Zarr would get it."""
+    """A value that no reader of ours looks at, or spaces alone: plain Zarr readers would get it."""
     file, place = copy / name, Memory()
     altered = file.read_text().replace('"attributes": {}', '"attributes": {"more": 1}')
     file.write_text(altered if name == "layer_02/zarr.json" else altered + "\n")
