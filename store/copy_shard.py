@@ -13,11 +13,10 @@ from pathlib import Path
 from .copy_plan import Piece
 from .fetching import FileToFetch, Stopped
 from .files import atomic_write, sync_folder
-from .index import INDEX
 from .joins import RecordPiece, join_record, join_statistics, picked
 from .manifest import Manifest
-from .marks import own
-from .records import record_path, statistics_path
+from .marks import begin_again, own
+from .records import statistics_path
 from .sources import read_checked
 
 __all__ = ["ShardCopy"]
@@ -52,10 +51,7 @@ class ShardCopy:
         self._shard = shard
         self._pieces = [(piece.source.storage, piece.of(shard)) for piece in pieces]
         self._mark = own(path, manifest, shard)
-        # From here on the shard and the store are not finished, whatever they were before.
-        (path / INDEX).unlink(missing_ok=True)
-        (path / record_path(shard)).unlink(missing_ok=True)
-        sync_folder(path / "shards")
+        begin_again(path, [shard])
         self._statistics = pool.submit(self._read_statistics)
         self._files: list[Future[None]] = []
         for storage, piece in self._pieces:

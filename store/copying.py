@@ -24,8 +24,7 @@ from .creation import is_free, plan_store
 from .errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
 from .files import disk_error, leftovers, lock_shared, locked_alone
-from .index import INDEX
-from .marks import MARK_NAME
+from .marks import MARK_NAME, begin_again
 from .root import PLANNING
 from .storage import Folder
 
@@ -122,7 +121,7 @@ class _Copy:
         try:
             return is_completed(Folder(self.path), self.plan.root)
         except CorruptStoreError:  # all that it tells stands in the records
-            (self.path / INDEX).unlink()
+            begin_again(self.path, ())
             return False
 
     def _fetch_teacher(self, folder: Path) -> None:

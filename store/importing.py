@@ -27,8 +27,9 @@ from .grid import SHARD_BUFFER_BYTES
 from .import_blocks import blocks, calibrated, row_hashes
 from .import_plan import ImportOptions, aligned_grid, infer_layout, plan_import
 from .manifest import Manifest
+from .marks import begin_again
 from .reader import Store, open_store
-from .records import ArrayKey, arrays_of, record_path
+from .records import ArrayKey, arrays_of
 from .reference import Reference, RowFault, open_reference
 from .row_lists import read_row_list
 from .samples import Outcome, plan_samples
@@ -185,7 +186,7 @@ def _hold_against(
             for row, tokens, found in zip(part, values, row_hashes(values, part), strict=True):
                 same = np.isnan(tokens).all() if row in faults else found == expected[row - rows.start]
                 if not same:
-                    (writer.path / record_path(shard)).unlink()
+                    begin_again(writer.path, [shard])
                     raise CorruptStoreError(
                         f"{writer.path}: row {row}, layer {array.layer}, {array.kind} does not read back "
                         "as it was written; check memory and disk, then run the same import again: it writes "

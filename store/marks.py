@@ -12,15 +12,17 @@ import fcntl
 import os
 import re
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from .errors import ShardBusyError
 from .files import sync_folder
+from .index import INDEX
 from .manifest import Manifest
 from .records import array_file, arrays_of, record_path, statistics_path
 
-__all__ = ["MARK_NAME", "Mark", "collect_marks", "own", "owned_shards"]
+__all__ = ["MARK_NAME", "Mark", "begin_again", "collect_marks", "own", "owned_shards"]
 
 MARK_NAME: Final = re.compile(r"\.(\d{5,12})\.json\.tmp")
 
@@ -131,3 +133,21 @@ def collect_marks(store: Path, manifest: Manifest) -> None:
     for shard in owned_shards(store):
         with contextlib.suppress(ShardBusyError):
             own(store, manifest, shard).discard()
+
+
+def begin_again(store: Path, shards: Iterable[int]) -> None:
+    """Make the store and these shards unfinished, whatever they were before; it is on disk when this returns.
+
+    The index goes first, as it speaks for the records. Folders are synced also where nothing was there: who
+    removed it may have been killed before that was on disk.
+
+    Raises:
+        OSError: the disk is read-only or gone.
+    """
+    (store / INDEX).unlink(missing_ok=True)
+    sync_folder(store)
+    records = [store / record_path(shard) for shard in shards]
+    for record in records:
+        record.unlink(missing_ok=True)
+    if records:
+        sync_folder(records[0].parent)

@@ -20,10 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .check_structure import planned_metadata
 from .completion import SAMPLES
 from .errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
-from .files import atomic_write, disk_error, parse_json, pretty_json, stored_xxh3, sync_folder
+from .files import atomic_write, disk_error, parse_json, pretty_json, stored_xxh3
 from .findings import Fault, VerifyReport
 from .index import INDEX, read_index
 from .manifest import Manifest
+from .marks import begin_again
 from .records import read_record, record_path
 from .root import Root, read_root
 from .sealed import write_sealed
@@ -183,7 +184,7 @@ def rebuild(path: Path | str, plan: RepairPlan) -> None:
         _restore_records(path, root, plan.records)
         _delete(path, root.manifest, plan.delete)
         if INDEX in plan.tables or plan.shards:
-            (path / INDEX).unlink(missing_ok=True)
+            begin_again(path, ())
     except OSError as exc:
         raise disk_error(exc, path, 1 << 20) from exc
 
@@ -259,12 +260,8 @@ def forget_shards(path: Path | str, plan: RepairPlan) -> list[int]:
         if not _is_sound(storage, manifest, shard)
     ]
     try:
-        for shard in again:
-            (path / INDEX).unlink(missing_ok=True)
-            (path / record_path(shard)).unlink(missing_ok=True)
         if again:
-            sync_folder(path)
-            sync_folder(path / "shards")
+            begin_again(path, again)
     except OSError as exc:
         raise disk_error(exc, path, 1 << 20) from exc
     return sorted(again)

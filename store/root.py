@@ -95,7 +95,7 @@ class Root:
 
 
 def is_teacher_name(name: str) -> bool:
-    """Whether a file below `teacher/` may be called so: no way out of the folder, and no writer's leftover."""
+    """Whether a file below `teacher/` may be called so: no way out of the folder, no leftover."""
     lasts = name and name[0] != "." and not name.endswith((".tmp", ".partial"))
     plain = name.isprintable() and not {"/", "\\"} & set(name)  # a lone surrogate is not printable either
     return bool(lasts and plain) and len(name.encode()) <= _MAX_NAME_BYTES

@@ -22,9 +22,8 @@ from .checks import checked_content, refuse_imprecise
 from .completion import is_completed, write_completion
 from .cores import in_threads, num_cores
 from .errors import ConfigError, IncompleteStoreError, ShardBusyError, StoreError
-from .files import atomic_write, disk_error, leftovers, lock_shared, locked_alone, sync_folder, xxh3
-from .index import INDEX
-from .marks import MARK_NAME, Mark, collect_marks, own
+from .files import atomic_write, disk_error, leftovers, lock_shared, locked_alone, xxh3
+from .marks import MARK_NAME, Mark, begin_again, collect_marks, own
 from .records import (
     ArrayKey,
     FileRecord,
@@ -32,7 +31,6 @@ from .records import (
     arrays_of,
     is_finished,
     make_record,
-    record_path,
     statistics_path,
 )
 from .root import PLANNING, Root
@@ -198,11 +196,7 @@ class StoreWriter:
         threads: int,
     ) -> ShardRecord:
         shard = buffer.shard
-        # From here on the shard and the store are not finished, whatever they were before.
-        (self.path / INDEX).unlink(missing_ok=True)
-        (self.path / record_path(shard)).unlink(missing_ok=True)
-        sync_folder(self.path)
-        sync_folder((self.path / record_path(shard)).parent)
+        begin_again(self.path, [shard])
         write = partial(write_shard_file, self.path, self.manifest, shard)
         written = in_threads(lambda item: write(*item), contents.items(), threads)
         files, found = zip(*written, strict=True)

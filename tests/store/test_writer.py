@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -242,29 +241,6 @@ def test_a_full_disk_is_told_with_the_remedy(plan: Plan, monkeypatch: pytest.Mon
     assert writer.unfinished == [0, 1, 2, 3]
     plan.publish(writer, 0)
     assert writer.unfinished == [1, 2, 3]
-
-
-def test_everything_is_on_disk_before_the_record(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-
-    def note(handle: int) -> None:
-        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
-
-    monkeypatch.setattr(os, "fsync", note)
-    writer = plan.open()
-    synced.clear()
-    plan.publish(writer, 0)
-    arrays = [str(file) for file in plan.path.glob("layer_*/*/c/0/0/0")]
-    assert len(arrays) == 9
-    folders = {str(folder) for folder in plan.path.glob("layer_*/*/c/**") if folder.is_dir()}
-    folders |= {str(folder) for folder in plan.path.glob("layer_*/*") if folder.is_dir()}
-    assert folders <= set(synced[: next(p for p, name in enumerate(synced) if ".00000.stats" in name)])
-    record = next(place for place, name in enumerate(synced) if ".00000.json.tmp" in name)
-    statistics = next(place for place, name in enumerate(synced) if ".00000.stats" in name)
-    places = [place for place, name in enumerate(synced) if "/c/0/0/.0." in name]
-    assert len(places) == 9
-    assert max(places) < statistics < record
-    assert synced[-1] == str(plan.path / "shards")
 
 
 def test_path_may_be_text(plan: Plan) -> None:
