@@ -7,7 +7,7 @@ array the XXH3 of 128 bits, seeded with the row's number, of the values that the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from .codecs import round_to_bfloat16, round_to_float16, to_float32
 from .cores import num_cores
@@ -24,8 +23,9 @@ from .layout import TokenKind, TokenLayout
 from .manifest import Manifest, Quantisation
 from .quantise import PatchMoments, Steps
 from .reference import Reference, RowFault, Span
+from .row_sums import row_hashes
 
-__all__ = ["Block", "blocks", "calibrated", "row_hashes"]
+__all__ = ["Block", "blocks", "calibrated"]
 
 Float32 = npt.NDArray[np.float32]
 _CALIBRATION_CHUNKS: Final = 8
@@ -71,7 +71,7 @@ def _read_block(reference: Reference, manifest: Manifest, span: Span) -> Block:
             for first in range(0, len(tokens), _ROWS_HASHED):
                 part = slice(first, first + _ROWS_HASHED)
                 stored = _as_stored(manifest, axis, kind, np.ascontiguousarray(tokens[part]))
-                found += row_hashes(stored, span.rows[part])
+                found += row_hashes(span.rows[part], stored)
             hashes[axis, kind] = found
     return Block(values, faults, hashes)
 
@@ -89,14 +89,6 @@ def _as_stored(manifest: Manifest, axis: int, kind: TokenKind, values: Float32) 
     if dtype == "bfloat16":
         return to_float32(round_to_bfloat16(values))
     return to_float32(round_to_float16(values)) if dtype == "float16" else values
-
-
-def row_hashes(values: Float32, rows: Sequence[int]) -> list[int]:
-    """A hash a row of values (rows, tokens, dim)."""
-    return [
-        xxhash.xxh3_128_intdigest(np.ascontiguousarray(tokens).data, seed=row)
-        for row, tokens in zip(rows, values, strict=True)
-    ]
 
 
 def calibrated(reference: Reference, layout: TokenLayout) -> tuple[Quantisation, ...]:

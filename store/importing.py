@@ -3,7 +3,8 @@
     import_reference(Path("activations.zarr"), Path("in1k.zarr"), ImportOptions(registers=4, layers="0-12"))
 
 In memory are one shard buffer and a few chunks of the source. Every row of every array is hashed as it must
-read when it comes from the source, and again when its shard is read back from disk. Rows that the source does
+read when it comes from the source, and again when its shard is read back from disk, which is before the shard
+gets its record: what a killed run left finished was held against the source. Rows that the source does
 not have, or has as NaN, become bad rows with their reason. Called again, it goes on where it stopped,
 and several processes may share the work.
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,15 +26,17 @@ from .cores import memory_bytes
 from .creation import create_store, is_free
 from .errors import ConfigError, CorruptStoreError, ImageSourceError
 from .grid import SHARD_BUFFER_BYTES
-from .import_blocks import blocks, calibrated, row_hashes
+from .import_blocks import blocks, calibrated
 from .import_plan import ImportOptions, aligned_grid, infer_layout, plan_import
 from .manifest import Manifest
-from .marks import begin_again
 from .reader import Store, open_store
-from .records import ArrayKey, arrays_of
+from .reading import ChunkSource, read_rows
+from .records import ArrayKey, ShardRecord, arrays_of
 from .reference import Reference, RowFault, open_reference
 from .row_lists import read_row_list
+from .row_sums import add_row_sums, row_hashes
 from .samples import Outcome, plan_samples
+from .storage import Folder
 from .writer import StoreWriter
 
 __all__ = ["ImportOptions", "ImportSummary", "import_reference"]
@@ -144,7 +148,7 @@ def _convert_all(reference: Reference, writer: StoreWriter, progress: Progress |
 
 
 def _convert(reference: Reference, writer: StoreWriter, shard: int) -> None:
-    """One shard: read from the source, published, read back and held against the source."""
+    """One shard: read from the source, written, read back and held against the source, then published."""
     manifest = writer.manifest
     buffer = writer.buffer(shard)
     hashes = {array: [0] * len(buffer.rows) for array in arrays_of(manifest)}
@@ -161,37 +165,50 @@ def _convert(reference: Reference, writer: StoreWriter, shard: int) -> None:
             for kind in manifest.kinds:
                 found = block.hashes[axis, kind]
                 hashes[ArrayKey(layer, kind)][first : first + len(found)] = found
-    writer.publish(buffer, [_outcome(faults.get(row)) for row in buffer.rows])
-    _hold_against(writer, shard, hashes, faults)
+    _expect_fill(manifest, hashes, buffer.rows, faults)
+    outcomes = [_outcome(faults.get(row)) for row in buffer.rows]
+    writer.publish(buffer, outcomes, check=partial(_hold_against, writer, hashes))
+
+
+def _expect_fill(
+    manifest: Manifest, hashes: dict[ArrayKey, list[int]], rows: range, bad: Iterable[int]
+) -> None:
+    """A bad row must read as NaN in every array, whatever some layers of the source have for it."""
+    for array, expected in hashes.items():
+        fill = np.full((1, *manifest.chunk_shape(array.kind)[1:]), np.nan, np.float32)
+        for row in bad:
+            (expected[row - rows.start],) = row_hashes(range(row, row + 1), fill)
 
 
 def _outcome(fault: RowFault | None) -> Outcome:
     return Outcome(status="ok") if fault is None else Outcome(status=fault.status, reason=fault.reason)
 
 
-def _hold_against(
-    writer: StoreWriter, shard: int, hashes: dict[ArrayKey, list[int]], faults: dict[int, RowFault]
-) -> None:
-    """Read a shard back from disk and compare every row with what the source gave.
+def _hold_against(writer: StoreWriter, hashes: dict[ArrayKey, list[int]], record: ShardRecord) -> None:
+    """Read a shard back from disk, before it has its record, and compare every row with the source's.
 
     Raises:
-        CorruptStoreError: a row differs; the shard's record is removed, so that the next run writes it again.
+        CorruptStoreError: a row differs; the shard is not published, so that the next run writes it again.
     """
-    manifest, store = writer.manifest, open_store(writer.path)
-    rows = manifest.shard_range(shard)
-    for array, expected in hashes.items():
+    manifest, rows = writer.manifest, range(*record.rows)
+    no_row = np.broadcast_to(np.False_, manifest.num_rows)
+    chunks = ChunkSource(Folder(writer.path), manifest, lambda shard: record, no_row)
+    for file, (array, expected) in zip(record.files, hashes.items(), strict=True):
         for start in range(rows.start, rows.stop, _ROWS_BACK):
             part = range(start, min(start + _ROWS_BACK, rows.stop))
-            values = store.read(slice(part.start, part.stop), [array.layer], array.kind)[:, 0]
-            for row, tokens, found in zip(part, values, row_hashes(values, part), strict=True):
-                same = np.isnan(tokens).all() if row in faults else found == expected[row - rows.start]
-                if not same:
-                    begin_again(writer.path, [shard])
-                    raise CorruptStoreError(
-                        f"{writer.path}: row {row}, layer {array.layer}, {array.kind} does not read back "
-                        "as it was written; check memory and disk, then run the same import again: it writes "
-                        "the shard anew"
-                    )
+            values = read_rows(chunks, np.array(part), [array.layer], [array.kind], np.dtype(np.float32))
+            for row, found in zip(part, row_hashes(part, values), strict=True):
+                if found != expected[row - rows.start]:
+                    raise _differs(writer, f"row {row}", array)
+        if file.values != add_row_sums(expected):
+            raise _differs(writer, f"the row sum of shard {record.shard}", array)
+
+
+def _differs(writer: StoreWriter, what: str, array: ArrayKey) -> CorruptStoreError:
+    return CorruptStoreError(
+        f"{writer.path}: {what}, layer {array.layer}, {array.kind} does not read back as it was written; check "
+        "memory and disk, then run the same import again: it writes the shard anew"
+    )
 
 
 def _bad_rows(store: Store) -> dict[str, int]:

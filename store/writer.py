@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from .records import (
     make_record,
     statistics_path,
 )
+from .remedies import AGAIN
 from .root import PLANNING, Root
 from .samples import OK, Outcome
 from .shard_writing import Content, write_shard_file
@@ -126,7 +127,11 @@ class StoreWriter:
         return ShardBuffer(self.manifest, shard)
 
     def publish(
-        self, buffer: ShardBuffer, outcomes: Sequence[Outcome], threads: int | None = None
+        self,
+        buffer: ShardBuffer,
+        outcomes: Sequence[Outcome],
+        threads: int | None = None,
+        check: Callable[[ShardRecord], object] | None = None,
     ) -> ShardRecord:
         """Check a shard, write it and make it valid; rows that are not ok become the fill value.
 
@@ -136,10 +141,12 @@ class StoreWriter:
         Args:
             buffer: all values of the shard.
             outcomes: one for every row of the shard, in row order.
-            threads: arrays that are encoded at the same time at most; None is one a core.
+            threads: arrays that are encoded at the same time at most, 1 or more; None is one a core.
+            check: called with the record when all files are on disk and the shard is not valid yet; if it
+                raises, nothing is published.
 
         Raises:
-            ConfigError: the outcomes are not one a row.
+            ConfigError: the outcomes are not one a row, or there are fewer threads than one.
             NonFiniteError: a row that is ok holds a NaN, an infinity or what float16 cannot hold; nothing is
                 published.
             PrecisionError: int8 codes are further off than they may be; nothing is published.
@@ -150,6 +157,8 @@ class StoreWriter:
             raise ConfigError(
                 f"shard {buffer.shard} has {len(buffer.rows)} rows; got {len(outcomes)} outcomes"
             )
+        if threads is not None and threads < 1:
+            raise ConfigError(f"a shard is written by 1 thread or more; got {threads}")
         arrays = list(arrays_of(self.manifest))
         # Two chunks a thread are within the bound as long as there are no more threads than chunks.
         threads = min(threads or num_cores(), len(arrays), self.manifest.chunks_per_shard)
@@ -166,7 +175,7 @@ class StoreWriter:
             self._refuse_another_folder()
             mark = self._claimed.pop(buffer.shard, None) or own(self.path, self.manifest, buffer.shard)
             try:
-                record = self._write(mark, buffer, outcomes, contents, threads)
+                record = self._write(mark, buffer, outcomes, contents, threads, check)
             except BaseException:
                 self._give_up(mark)
                 raise
@@ -184,7 +193,7 @@ class StoreWriter:
         if not same:
             raise StoreError(
                 f"{self.path} is not the folder any more that was opened (it was unmounted, moved or "
-                "replaced); bring it back, then run the same command again: finished shards are kept"
+                f"replaced); bring it back, then {AGAIN}: finished shards are kept"
             )
 
     def _write(
@@ -194,6 +203,7 @@ class StoreWriter:
         outcomes: Sequence[Outcome],
         contents: Mapping[ArrayKey, Content],
         threads: int,
+        check: Callable[[ShardRecord], object] | None,
     ) -> ShardRecord:
         shard = buffer.shard
         begin_again(self.path, [shard])
@@ -208,6 +218,8 @@ class StoreWriter:
         atomic_write(self.path / statistics_path(shard), data)
         summary = FileRecord(path=statistics_path(shard), bytes=len(data), hash=xxh3(data))
         record, text = make_record(self.manifest, shard, outcomes, files, summary)
+        if check is not None:
+            check(record)
         self._refuse_another_folder()
         mark.publish(text)
         return record
@@ -224,8 +236,7 @@ class StoreWriter:
         if unfinished:
             raise IncompleteStoreError(
                 f"a store is completed when every shard is finished; {len(unfinished)} of "
-                f"{len(self.manifest.held_shards)} are not (first: {unfinished[0]}); run the same `activault "
-                "extract` again"
+                f"{len(self.manifest.held_shards)} are not (first: {unfinished[0]}); {AGAIN}"
             )
         try:
             self._refuse_another_folder()

@@ -23,6 +23,7 @@ from activault.store import (
     StoreWriter,
     importing,
     open_store,
+    shard_writing,
     verify_store,
 )
 from activault.store.importing import ImportOptions, import_reference
@@ -236,12 +237,12 @@ def test_it_goes_on_where_it_stopped(source: Path, tmp_path: Path, monkeypatch: 
     import_reference(source, tmp_path / "whole.zarr", options)
     publish, published = StoreWriter.publish, 0
 
-    def stopping(self: StoreWriter, *arguments: Any) -> Any:
+    def stopping(self: StoreWriter, *arguments: Any, **options: Any) -> Any:
         nonlocal published
         published += 1
         if published == 3:
             raise KeyboardInterrupt
-        return publish(self, *arguments)
+        return publish(self, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(StoreWriter, "publish", stopping)
@@ -274,17 +275,55 @@ def test_bytes_that_do_not_read_back_are_found(
 ) -> None:
     """A buffer that takes a value wrongly is found out, since the source is hashed before it."""
 
-    def publish(self: StoreWriter, buffer: Any, *arguments: Any) -> Any:
+    def publish(self: StoreWriter, buffer: Any, *arguments: Any, **options: Any) -> Any:
         from activault.store.records import ArrayKey
 
         buffer.held(ArrayKey(2, "patches"))[5, 1, 3] ^= 1
-        return original(self, buffer, *arguments)
+        return original(self, buffer, *arguments, **options)
 
     original = StoreWriter.publish
     with monkeypatch.context() as patch:
         patch.setattr(StoreWriter, "publish", publish)
         with pytest.raises(CorruptStoreError, match="row 5, layer 2, patches does not read back"):
             import_reference(source, tmp_path / "s.zarr", LAYOUT)
+    assert import_reference(source, tmp_path / "s.zarr", LAYOUT).num_new == 50
+
+
+def test_a_shard_has_no_record_before_it_was_held_against_its_source(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run killed in between leaves an unfinished shard, which the next run writes and compares anew."""
+    options, compared = ImportOptions(registers=4, shard_rows=16), list[int]()
+    hold = importing._hold_against
+
+    def killed_at_the_second(writer: StoreWriter, hashes: Any, record: Any) -> None:
+        assert not writer.is_finished(record.shard)
+        compared.append(record.shard)
+        if compared == [0, 1]:
+            raise KeyboardInterrupt
+        hold(writer, hashes, record)
+
+    monkeypatch.setattr(importing, "_hold_against", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        import_reference(source, tmp_path / "s.zarr", options)
+    assert import_reference(source, tmp_path / "s.zarr", options).num_new == 34
+    assert compared == [0, 1, 1, 2, 3]
+
+
+def test_bytes_that_are_encoded_wrongly_are_found(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record has the hash of what was written: only reading it back tells that it is something else."""
+    pack = shard_writing.pack_chunk
+
+    def packed(values: Any, compression: Any) -> bytes:
+        return pack(np.where(values == np.nanmax(values), np.float32(0), values), compression)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_writing, "pack_chunk", packed)
+        with pytest.raises(CorruptStoreError, match=r"row \d+, layer 0, cls does not read back"):
+            import_reference(source, tmp_path / "s.zarr", LAYOUT)
+    assert not list((tmp_path / "s.zarr").glob("layer_*/*/c/*/0/0"))
     assert import_reference(source, tmp_path / "s.zarr", LAYOUT).num_new == 50
 
 

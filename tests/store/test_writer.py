@@ -243,6 +243,14 @@ def test_a_full_disk_is_told_with_the_remedy(plan: Plan, monkeypatch: pytest.Mon
     assert writer.unfinished == [1, 2, 3]
 
 
+@pytest.mark.parametrize("threads", [0, -3])
+def test_a_shard_is_written_by_one_thread_or_more(plan: Plan, threads: int) -> None:
+    with plan.open() as writer:
+        buffer = writer.buffer(0)
+        with pytest.raises(ConfigError, match=f"1 thread or more; got {threads}"):
+            writer.publish(buffer, plan.outcomes(buffer.rows), threads=threads)
+
+
 def test_path_may_be_text(plan: Plan) -> None:
     plan.write()
     assert open_store(str(plan.path)).digest == open_store(plan.path).digest
