@@ -17,8 +17,9 @@ from typing import Final
 from .cores import num_cores
 from .errors import StoreError
 from .files import stored_sha256, stored_xxh3
-from .findings import COPY, Findings, Remedy
+from .findings import Findings, Remedy
 from .records import ShardRecord, extract_again
+from .remedies import COPY
 from .root import Root
 from .storage import Storage
 

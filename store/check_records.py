@@ -14,29 +14,31 @@ from typing import Final
 
 from .completion import merged_statistics, summarise
 from .errors import CorruptStoreError, StorageError, StoreError
-from .findings import READABLE, RERUN, Findings
+from .findings import READABLE, Findings
 from .index import INDEX, Index, read_index
 from .manifest import Manifest
 from .records import (
+    MOST_ASKED,
+    SHARD_DIGITS,
     FileRecord,
     ShardRecord,
     array_file,
     array_folder,
     arrays_of,
+    mark_path,
     read_record,
     record_path,
     statistics_path,
 )
+from .remedies import AGAIN, delete_and_again
 from .root import Root
 from .statistics import read_statistics
 from .storage import Storage, gather
 
-__all__ = ["FoundRecords", "check_records", "mark_path"]
+__all__ = ["FoundRecords", "check_records"]
 
-_REINDEX: Final = f"delete {INDEX} and {RERUN}"
-_RESTORE: Final = f"{RERUN}, or restore it from {INDEX} by `--repair`, without an image"
-_MOST_PROBED: Final = 1 << 20
-"""Shards that are asked for one by one where nothing can be listed."""
+_REINDEX: Final = delete_and_again(INDEX)
+_RESTORE: Final = f"restore it from {INDEX} by `activault extract ... --repair`, without an image, or {AGAIN}"
 
 
 @dataclass
@@ -58,12 +60,6 @@ class FoundRecords:
     def ascending(self) -> list[ShardRecord]:
         """All records, by shard."""
         return [self.records[shard] for shard in sorted(self.records)]
-
-
-def mark_path(shard: int) -> str:
-    """File that a shard's owner holds while it writes."""
-    folder, _, name = record_path(shard).rpartition("/")
-    return f"{folder}/.{name}.tmp"
 
 
 def check_records(storage: Storage, root: Root, findings: Findings) -> FoundRecords:
@@ -105,12 +101,12 @@ class _Records:
         if self.found.index is not None:
             return self.manifest.held_shards
         if self.listed is not None:
-            return sorted(_numbers(self.listed, r"(\d{5,13})\.json", record_path, self.manifest))
-        if len(self.manifest.held_shards) <= _MOST_PROBED:
+            return sorted(_numbers(self.listed, r"(DIGITS)\.json", record_path, self.manifest))
+        if len(self.manifest.held_shards) <= MOST_ASKED:
             return self.manifest.held_shards
         self.findings.fault(
             "store",
-            f"must be complete where nothing can be listed, or have at most {_MOST_PROBED} shards",
+            f"must be complete where nothing can be listed, or have at most {MOST_ASKED} shards",
             f"it has {len(self.manifest.held_shards)}; verify it where it can be listed",
             "reach",
         )
@@ -180,7 +176,7 @@ class _Records:
                     record_path(shard),
                     "must be there where files of its shard are, unless they have an owner",
                     f"{there} is there without a record: the record of rows {rows.start} to {rows.stop - 1} "
-                    f"was lost; {RERUN}",
+                    f"was lost; {AGAIN}",
                     "extract",
                     shard,
                 )
@@ -188,17 +184,17 @@ class _Records:
     def _without_record(self) -> list[int]:
         known = set(self.found.records) | {fault.shard for fault in self.findings.faults}
         if self.listed is None:
-            if len(self.manifest.held_shards) > _MOST_PROBED:
+            if len(self.manifest.held_shards) > MOST_ASKED:
                 return []
             return [shard for shard in self.manifest.held_shards if shard not in known]
-        begun = _numbers(self.listed, r"(\d{5,13})\.stats\.safetensors", statistics_path, self.manifest)
-        begun |= _numbers(self.listed, r"\.(\d{5,13})\.json\.tmp", mark_path, self.manifest)
+        begun = _numbers(self.listed, r"(DIGITS)\.stats\.safetensors", statistics_path, self.manifest)
+        begun |= _numbers(self.listed, r"\.(DIGITS)\.json\.tmp", mark_path, self.manifest)
         for array in arrays_of(self.manifest):
             names = self._list(f"{array_folder(array.layer, array.kind)}/c") or set()
             begun |= {
                 int(name)
                 for name in names
-                if re.fullmatch(r"\d{1,13}", name) and self.manifest.holds(int(name))
+                if re.fullmatch(rf"\d{{1,{SHARD_DIGITS}}}", name) and self.manifest.holds(int(name))
             }
         return sorted(begun - known)
 
@@ -225,7 +221,7 @@ class _Records:
                     self.findings.unreadable(file.path, what, "extract", record.shard)
                     continue
                 self.findings.fault(
-                    file.path, "must have the recorded size", f"it {what}; {RERUN}", "extract", record.shard
+                    file.path, "must have the recorded size", f"it {what}; {AGAIN}", "extract", record.shard
                 )
 
     def _wrong_size(self, file: FileRecord) -> str | StoreError | None:
@@ -278,6 +274,7 @@ def _files(manifest: Manifest, shard: int) -> Iterable[str]:
 
 def _numbers(names: set[str], pattern: str, path_of: Callable[[int], str], manifest: Manifest) -> set[int]:
     """Shards of this store that `names` are of, by the one name that each of them has."""
+    pattern = pattern.replace("DIGITS", rf"\d{{5,{SHARD_DIGITS}}}")
     matches = (re.fullmatch(pattern, name) for name in names)
     numbers = {int(match[1]) for match in matches if match is not None}
     return {n for n in numbers if manifest.holds(n) and path_of(n).rpartition("/")[2] in names}

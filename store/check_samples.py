@@ -13,9 +13,10 @@ import pyarrow as pa
 from .check_records import FoundRecords
 from .completion import SAMPLES
 from .errors import StoreError
-from .findings import RERUN, Findings
+from .findings import Findings
 from .index import INDEX
 from .manifest import Manifest
+from .remedies import AGAIN, delete_and_again
 from .root import Root
 from .samples import ABSENT, PENDING, SAMPLES_SCHEMA, content_hash, with_records
 from .sealed import read_sealed
@@ -23,7 +24,7 @@ from .storage import Storage
 
 __all__ = ["check_samples"]
 
-_RESAMPLE: Final = f"delete {SAMPLES} and {RERUN}"
+_RESAMPLE: Final = delete_and_again(SAMPLES)
 
 
 def check_samples(storage: Storage, root: Root, found: FoundRecords, findings: Findings) -> None:
@@ -34,7 +35,7 @@ def check_samples(storage: Storage, root: Root, found: FoundRecords, findings: F
             storage, SAMPLES, SAMPLES_SCHEMA, manifest.num_rows, manifest.max_table_bytes
         )
     except FileNotFoundError:
-        _fault(findings, "must be there", f"it is missing; {RERUN}")
+        _fault(findings, "must be there", f"it is missing; {AGAIN}")
         return
     except StoreError as exc:
         findings.unreadable(SAMPLES, exc, "rebuild")
@@ -62,7 +63,7 @@ def _check_outcomes(table: pa.Table, manifest: Manifest, found: FoundRecords, fi
         findings.note(
             SAMPLES,
             f"has outcomes, which come with completion, and {INDEX} is not there: completion was cut short, "
-            f"a shard is being written again, or {INDEX} was lost; {RERUN}",
+            f"a shard is being written again, or {INDEX} was lost; {AGAIN}",
         )
     keep = np.zeros(manifest.num_rows, dtype=np.bool_)
     for record in found.ascending:

@@ -12,11 +12,12 @@ from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
 from .errors import StoreError
 from .files import pretty_json
-from .findings import COPY, READABLE, Findings, Remedy
+from .findings import READABLE, Findings, Remedy
 from .index import INDEX
 from .layout import layer_name
 from .manifest import Manifest
-from .records import array_folder, arrays_of, record_path, statistics_path
+from .records import SHARD_DIGITS, array_folder, arrays_of, record_path, statistics_path
+from .remedies import COPY
 from .root import ROOT, Root
 from .storage import Storage, gather
 
@@ -92,7 +93,7 @@ def check_strangers(storage: Storage, root: Root, findings: Findings) -> None:
         folder = array_folder(array.layer, array.kind)
         _note_others(storage, folder, {ROOT, "c"}, findings)
         for name in _listed(storage, f"{folder}/c", findings):
-            number = int(name) if re.fullmatch(r"\d{1,13}", name) else -1
+            number = int(name) if re.fullmatch(rf"\d{{1,{SHARD_DIGITS}}}", name) else -1
             if not manifest.holds(number) or str(number) != name:
                 findings.note(f"{folder}/c/{name}", "is of no shard of this store; nothing reads it")
     _check_shard_names(storage, manifest, findings)
@@ -118,7 +119,7 @@ def _note_others(storage: Storage, folder: str, known: set[str], findings: Findi
 def _check_shard_names(storage: Storage, manifest: Manifest, findings: Findings) -> None:
     for name in _listed(storage, "shards", findings):
         match, path = _SHARD_FILE.fullmatch(name), f"shards/{name}"
-        number = int(match[1]) if match is not None and len(match[1]) <= 13 else -1
+        number = int(match[1]) if match is not None and len(match[1]) <= SHARD_DIGITS else -1
         if manifest.holds(number) and path in (record_path(number), statistics_path(number)):
             continue
         if name.endswith(".json"):

@@ -20,6 +20,7 @@ from .files import stored_xxh3
 from .index import IndexSummary, read_index, write_index
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, array_folder, arrays_of, read_record
+from .remedies import AGAIN
 from .root import Root
 from .row_sums import add_row_sums
 from .samples import with_records
@@ -162,9 +163,7 @@ class _Gathered:
         for shard in self._manifest.held_shards:
             found = read_record(self._storage, self._manifest, shard)
             if found is None:
-                raise CorruptStoreError(
-                    f"the record of shard {shard} vanished; run the same `activault extract` again"
-                )
+                raise CorruptStoreError(f"the record of shard {shard} vanished; {AGAIN}")
             self.totals.add(found[0])
             _merge_into(self.statistics, self._storage, self._manifest, found[0])
             block.append(found[1].decode())

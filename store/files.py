@@ -20,6 +20,7 @@ from typing import Any, Final
 import xxhash
 
 from .errors import CorruptStoreError, StoreError
+from .remedies import COPY
 from .storage import Folder, Storage
 
 __all__ = [
@@ -69,7 +70,7 @@ def parse_json(text: bytes, name: str) -> Any:
         )
         _refuse_deep(value)
     except (ValueError, RecursionError) as exc:
-        raise CorruptStoreError(f"{name} must be JSON; it is not ({exc}); restore it from a copy") from exc
+        raise CorruptStoreError(f"{name} must be JSON; it is not ({exc}); {COPY}") from exc
     return value
 
 

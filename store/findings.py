@@ -11,16 +11,14 @@ from typing import Final, Literal
 from .errors import StorageError, StoreError
 from .manifest import Manifest
 
-__all__ = ["COPY", "READABLE", "RERUN", "Fault", "Findings", "Note", "Remedy", "State", "VerifyReport"]
+__all__ = ["READABLE", "Fault", "Findings", "Note", "Remedy", "State", "VerifyReport"]
 
-RERUN: Final = "run the same `activault extract` again"
 READABLE: Final = "must be readable and what was written"
-COPY: Final = "restore it from a copy of the store"
 
 Remedy = Literal["extract", "rebuild", "copy", "delete", "finish", "reach"]
 """What mends a fault.
 
-extract: the shard's images go through the teacher again
+extract: the shard is made again: its images go through the teacher, or its files are copied, once more
 rebuild: it is made anew from what the store and the list of its images say, without looking at an image
 copy: only a copy of the store has it
 delete: it is none of the store's and goes

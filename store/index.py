@@ -21,6 +21,7 @@ from .errors import CorruptStoreError
 from .files import canonical_json
 from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, arrays_of, parse_record
+from .remedies import delete_and_again
 from .root import Root
 from .sealed import read_sealed, write_sealed
 from .statistics import ChannelStats, Losses
@@ -30,7 +31,7 @@ __all__ = ["INDEX", "Index", "IndexSummary", "read_index", "write_index"]
 
 INDEX: Final = "index.parquet"
 _KEY: Final = "activault.index"
-_REMEDY: Final = f"delete {INDEX} and run the same `activault extract` again"
+_REMEDY: Final = delete_and_again(INDEX)
 _VECTOR = pa.list_(pa.float64())
 _COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
     ("entry", pa.string()),

@@ -20,11 +20,11 @@ from .errors import ShardBusyError
 from .files import sync_folder
 from .index import INDEX
 from .manifest import Manifest
-from .records import array_file, arrays_of, record_path, statistics_path
+from .records import SHARD_DIGITS, array_file, arrays_of, mark_path, record_path, statistics_path
 
 __all__ = ["MARK_NAME", "Mark", "begin_again", "collect_marks", "own", "owned_shards"]
 
-MARK_NAME: Final = re.compile(r"\.(\d{5,12})\.json\.tmp")
+MARK_NAME: Final = re.compile(rf"\.(\d{{5,{SHARD_DIGITS}}})\.json\.tmp")
 
 
 class Mark:
@@ -35,6 +35,7 @@ class Mark:
         self._manifest = manifest
         self._shard = shard
         self.handle = handle
+        self._path = store / mark_path(shard)
         self._record = store / record_path(shard)
         self.close = weakref.finalize(self, os.close, handle)
         """Give up the ownership; the mark, if it is there still, is a leftover then."""
@@ -46,7 +47,7 @@ class Mark:
         while written < len(text):
             written += os.pwrite(self.handle, text[written:], written)
         os.fsync(self.handle)
-        _mark_of(self._record).replace(self._record)
+        self._path.replace(self._record)
         sync_folder(self._record.parent)
 
     def discard(self) -> None:
@@ -60,7 +61,7 @@ class Mark:
         try:
             if not self._record.exists():
                 self._remove_files()
-            _mark_of(self._record).unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
         finally:
             self.close()
 
@@ -71,10 +72,6 @@ class Mark:
             for temporary in file.parent.glob(".*.tmp"):
                 _remove(temporary)
         _remove(self._store / statistics_path(self._shard))
-
-
-def _mark_of(record: Path) -> Path:
-    return record.with_name(f".{record.name}.tmp")
 
 
 def _remove(file: Path) -> None:
@@ -90,7 +87,7 @@ def own(store: Path, manifest: Manifest, shard: int) -> Mark:
         ShardBusyError: another thread or process owns it.
         OSError: the mark cannot be made.
     """
-    path = _mark_of(store / record_path(shard))
+    path = store / mark_path(shard)
     path.parent.mkdir(exist_ok=True)
     while True:
         mark = Mark(store, manifest, shard, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from .layout import TokenKind, TokenLayout, parse_kinds
 from .manifest import Manifest
 from .reading import ChunkSource, read_rows
 from .records import ArrayKey, arrays_of, is_finished
+from .remedies import AGAIN
 from .root import Root, check_array, read_root
 from .samples import OK, SAMPLES_SCHEMA, content_hash, label_ids, with_records
 from .sealed import read_sealed
@@ -44,7 +45,6 @@ else:
 __all__ = ["Store", "open_store"]
 
 Int64 = npt.NDArray[np.int64]
-_RERUN: Final = "run the same `activault extract` again"
 
 
 def open_store(path: Path | str) -> Store:
@@ -214,13 +214,13 @@ class Store:
                 keep_dictionaries=columns is not None,
             )
         except FileNotFoundError as exc:
-            raise CorruptStoreError(f"{SAMPLES} is missing; {_RERUN}") from exc
+            raise CorruptStoreError(f"{SAMPLES} is missing; {AGAIN}") from exc
         if self._index is not None:
             agrees = found == self._index.summary.samples_hash
         else:
             agrees = content_hash(table) == self._root.samples
         if not agrees:
-            raise CorruptStoreError(f"{SAMPLES} is of another store; {_RERUN}")
+            raise CorruptStoreError(f"{SAMPLES} is of another store; {AGAIN}")
         return table
 
     @cached_property

@@ -16,10 +16,13 @@ from .errors import CorruptStoreError
 from .files import canonical_json, parse_json, xxh3
 from .layout import TokenKind, layer_name
 from .manifest import Manifest
+from .remedies import AGAIN, COPY, delete_and_again
 from .samples import ABSENT, OK, PENDING, Outcome
 from .storage import Storage
 
 __all__ = [
+    "MOST_ASKED",
+    "SHARD_DIGITS",
     "ArrayFile",
     "ArrayKey",
     "FileRecord",
@@ -32,6 +35,7 @@ __all__ = [
     "file_faults",
     "is_finished",
     "make_record",
+    "mark_path",
     "parse_record",
     "read_record",
     "record_path",
@@ -39,9 +43,10 @@ __all__ = [
 ]
 
 
-_RERUN: Final = "run the same `activault extract` again"
-
-
+SHARD_DIGITS: Final = 13
+"""Most digits of a shard's number: there are at most 2^40 shards."""
+MOST_ASKED: Final = 1 << 17
+"""Shards whose record is asked for one by one where nothing can be listed: minutes at 32 at a time."""
 _Pixels = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
@@ -138,9 +143,15 @@ def record_path(shard: int) -> str:
     return f"shards/{shard:05d}.json"
 
 
+def mark_path(shard: int) -> str:
+    """File that a shard's owner holds while it writes, relative to the store."""
+    folder, _, name = record_path(shard).rpartition("/")
+    return f"{folder}/.{name}.tmp"
+
+
 def extract_again(shard: int) -> str:
     """What to do about bytes of a shard that are not what was written: sizes alone do not show it."""
-    return f"restore it from a copy, or delete {record_path(shard)} and {_RERUN}"
+    return f"{COPY}, or {delete_and_again(record_path(shard))}"
 
 
 def statistics_path(shard: int) -> str:
@@ -191,12 +202,12 @@ def parse_record(text: bytes, manifest: Manifest, shard: int) -> ShardRecord:
     name = record_path(shard)
     value = parse_json(text, name)
     if not isinstance(value, dict) or canonical_json(value) != text or not _agrees(value, text):
-        raise CorruptStoreError(f"{name} is not what was written (its checksum disagrees); {_RERUN}")
+        raise CorruptStoreError(f"{name} is not what was written (its checksum disagrees); {AGAIN}")
     try:
         record = ShardRecord.model_validate_json(text)
     except ValidationError as exc:
         first = exc.errors()[0]
-        raise CorruptStoreError(f"{name}: {first['loc']}: {first['msg']}; {_RERUN}") from exc
+        raise CorruptStoreError(f"{name}: {first['loc']}: {first['msg']}; {AGAIN}") from exc
     _check_claims(record, manifest, shard)
     return record
 
@@ -233,13 +244,13 @@ def _check_claims(record: ShardRecord, manifest: Manifest, shard: int) -> None:
         if claimed != implied:
             raise CorruptStoreError(
                 f"{record_path(shard)}: {field} must be {_short(implied)} for this store; got "
-                f"{_short(claimed)}; {_RERUN}"
+                f"{_short(claimed)}; {AGAIN}"
             )
     for row, status, _ in record.bad:
         if status in {"", OK, PENDING, ABSENT}:
             raise CorruptStoreError(
                 f"{record_path(shard)}: bad row {row} needs a reason code as its status; got {status!r}; "
-                f"{_RERUN}"
+                f"{AGAIN}"
             )
 
 

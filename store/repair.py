@@ -25,7 +25,7 @@ from .findings import Fault, VerifyReport
 from .index import INDEX, read_index
 from .manifest import Manifest
 from .marks import begin_again
-from .records import read_record, record_path
+from .records import SHARD_DIGITS, read_record, record_path
 from .root import Root, read_root
 from .sealed import write_sealed
 from .storage import Folder, Storage
@@ -230,7 +230,7 @@ def _delete(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
     for name in names:
         folder, _, file = name.partition("/")
         number = file.removesuffix(".json")
-        if folder == "shards" and number.isdecimal() and not manifest.holds(int(number[:13])):
+        if folder == "shards" and number.isdecimal() and not manifest.holds(int(number[:SHARD_DIGITS])):
             (path / folder / file).unlink(missing_ok=True)
 
 

@@ -17,6 +17,7 @@ from .errors import CorruptStoreError, NotAStoreError
 from .files import canonical_json, parse_json, pretty_json, xxh3
 from .manifest import FORMAT_VERSION, Manifest
 from .records import ArrayKey, Named, array_folder
+from .remedies import AGAIN, COPY
 from .storage import Storage
 
 __all__ = [
@@ -143,21 +144,21 @@ def check_array(storage: Storage, manifest: Manifest, array: ArrayKey) -> None:
     try:
         found = parse_json(storage.read(name), name)
     except FileNotFoundError as exc:
-        raise CorruptStoreError(f"{name} is missing; restore it from a copy") from exc
+        raise CorruptStoreError(f"{name} is missing; {COPY}") from exc
     expected = array_metadata(manifest, array.kind)
     for field in sorted(expected.keys() | (found.keys() if isinstance(found, dict) else set())):
         value = found.get(field) if isinstance(found, dict) else None
         if value != expected.get(field):
             raise CorruptStoreError(
                 f"{name}: {field} must be {expected.get(field)!r} by the manifest; got {str(value)[:200]}; "
-                "restore it from a copy"
+                f"{COPY}"
             )
 
 
 def _not_a_store(storage: Storage) -> NotAStoreError:
     where = storage.where
     if PLANNING in (storage.names("") or ()):
-        return NotAStoreError(f"{where}: planning was interrupted; run the same `activault extract` again")
+        return NotAStoreError(f"{where}: planning was interrupted; {AGAIN}")
     if storage.folder is not None and not storage.folder.exists():
         return NotAStoreError(
             f"{where} does not exist; `activault extract IMAGES {storage.name}` makes a store"
@@ -177,7 +178,7 @@ def _checked(attributes: dict[str, Any]) -> Root:
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "manifest"
-        raise CorruptStoreError(f"{ROOT}: {where}: {first['msg']}; restore it from a copy") from exc
+        raise CorruptStoreError(f"{ROOT}: {where}: {first['msg']}; {COPY}") from exc
     for name in plan.teacher:
         folder, _, file = name.partition("/")
         if folder != "teacher" or not is_teacher_name(file):
@@ -189,7 +190,5 @@ def _checked(attributes: dict[str, Any]) -> Root:
     # What pydantic would take for the same value, "1" or true for 1 say, is not what a writer wrote.
     root = make_root(manifest, plan.samples, plan.teacher)
     if xxh3(canonical_json(body)) != plan.checksum or root.checksum != plan.checksum:
-        raise CorruptStoreError(
-            f"{ROOT} is not what was written (its checksum disagrees); restore it from a copy"
-        )
+        raise CorruptStoreError(f"{ROOT} is not what was written (its checksum disagrees); {COPY}")
     return root

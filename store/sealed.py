@@ -18,6 +18,7 @@ import xxhash
 from .deferred import Deferred
 from .errors import CorruptStoreError
 from .files import atomic_write, xxh3
+from .remedies import delete_and_again
 from .storage import Storage
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def read_sealed(
         CorruptStoreError: a byte of the file is not what was written, or it is not as asked.
         FileNotFoundError: there is no such file.
     """
-    remedy = f"delete {path} and run the same `activault extract` again"
+    remedy = delete_and_again(path)
     # Not a memory map: what lies in one can change after its seal was checked, or be gone with the disk.
     data = storage.read(path, max_bytes)
     digits = _digits(data)

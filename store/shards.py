@@ -9,21 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Protocol
 
 from .completion import arrays_digest, merged_statistics
 from .errors import CorruptStoreError, IncompleteStoreError, StorageError
 from .index import Index
 from .manifest import Manifest
-from .records import ArrayKey, ShardRecord, read_record, record_path
+from .records import MOST_ASKED, SHARD_DIGITS, ArrayKey, ShardRecord, read_record, record_path
+from .remedies import AGAIN
 from .root import Root
 from .statistics import ChannelStats
 from .storage import Storage, gather
 
 __all__ = ["CompleteShards", "ShardIndex", "UnfinishedShards"]
-
-_MAX_ASKED: Final = 1 << 17
-"""Records that are asked for one by one where nothing can be listed: minutes at 32 at a time."""
 
 
 class ShardIndex(Protocol):
@@ -141,7 +139,7 @@ class UnfinishedShards:
             rows = self._root.manifest.shard_range(shard)
             raise IncompleteStoreError(
                 f"rows {rows.start} to {rows.stop - 1} are not written yet (shard {shard} has no record); "
-                "run the same `activault extract` again"
+                f"{AGAIN}"
             )
         return self._records[shard]
 
@@ -159,13 +157,13 @@ def _numbers(storage: Storage, manifest: Manifest) -> Iterable[int]:
     """Shards that may have a record: those whose record file is listed; all, where nothing can be listed."""
     names = storage.names("shards")
     if names is None:
-        if manifest.num_shards > _MAX_ASKED:
+        if len(manifest.held_shards) > MOST_ASKED:
             raise StorageError(
-                f"an unfinished store has at most {_MAX_ASKED} shards where nothing can be listed; "
-                f"{storage.where} has {manifest.num_shards}; read it from a disk or a bucket"
+                f"an unfinished store has at most {MOST_ASKED} shards where nothing can be listed; "
+                f"{storage.where} has {len(manifest.held_shards)}; read it from a disk or a bucket"
             )
         return manifest.held_shards
-    matches = (re.fullmatch(r"(\d{5,12})\.json", name) for name in names)
+    matches = (re.fullmatch(rf"(\d{{5,{SHARD_DIGITS}}})\.json", name) for name in names)
     numbers = sorted(int(match[1]) for match in matches if match is not None)
     listed = set(names)
     return [n for n in numbers if manifest.holds(n) and record_path(n).rpartition("/")[2] in listed]

@@ -15,8 +15,9 @@ from .check_records import FoundRecords, check_records
 from .check_samples import check_samples
 from .check_structure import check_metadata, check_strangers, check_teacher
 from .errors import CorruptStoreError
-from .findings import COPY, READABLE, RERUN, Fault, Findings, VerifyReport
+from .findings import READABLE, Fault, Findings, VerifyReport
 from .index import INDEX
+from .remedies import AGAIN, COPY
 from .root import ROOT, Root, read_root
 from .storage import Storage, open_storage
 
@@ -84,6 +85,6 @@ def _say_unfinished(root: Root, found: FoundRecords, findings: Findings) -> None
     findings.fault(
         "store",
         "must be complete",
-        f"{found.num_files} of {num_shards} shards are finished and {INDEX} is not written; {RERUN}",
+        f"{found.num_files} of {num_shards} shards are finished and {INDEX} is not written; {AGAIN}",
         "finish",
     )

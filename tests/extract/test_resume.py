@@ -100,7 +100,7 @@ def test_following_the_remedy_for_a_flipped_bit_mends_the_store(
     content[len(content) // 2] ^= 4
     (path / name).write_bytes(content)
     faults = [fault for fault in verify_store(path, deep=True).faults if fault.where == name]
-    assert "run the same `activault extract` again" in faults[0].detail
+    assert "run again what made the store" in faults[0].detail
     for asked in re.findall(r"delete (\S+) and run", faults[0].detail):
         (path / asked).unlink()
     assert extract(folder, path, named).digest == first.digest

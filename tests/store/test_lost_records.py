@@ -28,9 +28,7 @@ def test_a_lost_record_is_named(plan: Plan) -> None:
     report = verify_store(plan.path)
     assert (report.state, report.lost_shards, report.finished_shards) == ("lost records", (1,), 2)
     assert lost_records(report) == ["shards/00001.json"]
-    assert "the record of rows 16 to 31 was lost; run the same `activault extract` again" in str(
-        report.faults[0]
-    )
+    assert "the record of rows 16 to 31 was lost; run again what made the store" in str(report.faults[0])
 
 
 @pytest.mark.parametrize("left", ["layer_04/patches/c/1/0/0", "layer_00/cls/c/1/0/0"])

@@ -105,6 +105,22 @@ def test_what_is_missing_is_copied_again(written: Plan, tmp_path: Path) -> None:
     assert tree(path) == tree(written.path)
 
 
+@pytest.mark.parametrize("name", ["layer_02/cls/c/1/0/0", "shards/00001.stats.safetensors"])
+def test_a_flipped_byte_in_the_copy_is_mended_as_the_message_says(
+    written: Plan, tmp_path: Path, name: str
+) -> None:
+    path = pull(written.path, tmp_path / "b.zarr")
+    data = bytearray((path / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / name).write_bytes(data)
+    fault = next(fault for fault in verify_store(path, deep=True).faults if fault.where == name)
+    said = "delete shards/00001.json and run again what made the store (extract, import, pull or merge)"
+    assert said in fault.detail
+    (path / "shards/00001.json").unlink()
+    pull(written.path, path)
+    assert tree(path) == tree(written.path)
+
+
 def test_an_unfinished_source_gives_what_is_finished(
     make_plan: MakePlan, written: Plan, tmp_path: Path
 ) -> None:

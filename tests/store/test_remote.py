@@ -138,7 +138,7 @@ def test_an_unfinished_store_of_too_many_shards_is_not_asked_through(
 ) -> None:
     plan = make_plan()
     plan.write(shards=[1])
-    monkeypatch.setattr("activault.store.shards._MAX_ASKED", 3)
+    monkeypatch.setattr("activault.store.shards.MOST_ASKED", 3)
     with pytest.raises(
         StorageError, match=r"at most 3 shards where nothing can be listed; http.* has 4; read"
     ):

@@ -48,7 +48,7 @@ def test_an_unfinished_sound_store_is_ok_unless_it_must_be_complete(plan: Plan, 
     faults = verify_store(plan.path, complete=True).faults
     assert [str(fault) for fault in faults] == [
         f"store: must be complete; {len(shards)} of 4 shards are finished and index.parquet is not written; "
-        "run the same `activault extract` again"
+        "run again what made the store (extract, import, pull or merge)"
     ]
 
 
