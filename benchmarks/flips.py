@@ -102,7 +102,7 @@ def target(folder: Path, dtype: StoredDtype, complete: bool) -> Target:
     """A store of random values."""
     name = f"{dtype}-{'complete' if complete else 'unfinished'}"
     path, values = folder / f"{name}.zarr", np.random.default_rng(1).standard_normal((NUM_ROWS, 3, 8, DIM))
-    steps = Quantisation(scale=(0.04,) * DIM, offset=(0.0,) * DIM, variance=1.0)
+    steps = Quantisation(scale=(5 / 128,) * DIM, offset=(0.0,) * DIM, variance=1.0)
     manifest = Manifest(
         num_rows=NUM_ROWS,
         layers=LAYERS,

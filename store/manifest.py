@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final, Literal
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .files import canonical_json
@@ -39,6 +41,17 @@ _WORD: Final = r"^[a-z0-9][a-z0-9-]{0,31}$"
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def _refuse_longer(numbers: npt.NDArray[np.float64], bits: int, name: str) -> None:
+    """Refuse numbers that a float32 of so many significant bits is not."""
+    with np.errstate(over="ignore"):
+        singles = numbers.astype(np.float32)
+    wrong = (singles != numbers) | (np.ldexp(np.frexp(numbers)[0], bits) % 1 != 0)
+    if wrong.any():
+        raise ValueError(
+            f"{name} of a quantisation are float32 of {bits} significant bits; got {numbers[wrong][0]}"
+        )
 
 
 class TeacherInfo(_Record):
@@ -167,8 +180,13 @@ class Manifest(_Record):
         vectors = [vector for layer in self.quantisation for vector in (layer.scale, layer.offset)]
         if len(self.quantisation) != len(self.layers) or any(len(vector) != self.dim for vector in vectors):
             raise ValueError(f"a quantisation is {self.dim} scales and offsets for each layer that is kept")
-        if any(scale <= 0 for layer in self.quantisation for scale in layer.scale):
+        scale, offset = (
+            np.array([getattr(layer, name) for layer in self.quantisation]) for name in ("scale", "offset")
+        )
+        if not (scale > 0).all():
             raise ValueError("scales of a quantisation are above 0")
+        _refuse_longer(scale, 16, "scales")
+        _refuse_longer(offset, 24, "offsets")
 
     def _check_shards(self) -> None:
         if self.shards is None:

@@ -35,7 +35,7 @@ PIPELINES = {
 
 
 def manifest_of(dtype: str, compression: str) -> Manifest:
-    steps = Quantisation(scale=(0.1,) * 8, offset=(0.0,) * 8, variance=1.0)
+    steps = Quantisation(scale=(0.125,) * 8, offset=(0.0,) * 8, variance=1.0)
     return make_manifest(
         dtype=dtype,
         compression=compression,

@@ -34,7 +34,7 @@ KINDS = {
 }
 
 
-STEPS = Quantisation(scale=(0.04,) * 8, offset=(0.0,) * 8, variance=1.0)
+STEPS = Quantisation(scale=(5 / 128,) * 8, offset=(0.0,) * 8, variance=1.0)
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float16", "float32", "int8"])
