@@ -12,7 +12,6 @@ a file is missing or of another size; a finished store that is whole is left as 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ from .decode import BadImage
 from .images import ImageFolder
 from .machine import choose_device
 from .options import ExtractOptions
-from .planning import Rows, plan_manifest, refuse_other_request, row_order
+from .planning import Rows, plan_manifest, planned_at, refuse_other_request, row_order
 from .preprocess import to_pixels
 
 __all__ = ["ExtractOptions", "ExtractSummary", "extract", "summarise"]
@@ -90,8 +89,8 @@ def extract(
     start = time.perf_counter()
     device = choose_device(options.device)
     source = ImageFolder(images)
-    there = _existing(store)
-    if there is not None and choose is None and there.is_whole and options.weights is None:
+    there = _existing(store) if choose is None else None  # a store to be repaired may be too damaged to open
+    if there is not None and there.is_whole and options.weights is None:
         refuse_other_request(there, source, options)
         return summarise(there, 0, StallTimes(), start)
     backbone = load_backbone(
@@ -107,7 +106,7 @@ def extract(
             backbone, decode, num_rows=len(order), layers=layers, seed=options.seed, workers=workers
         )
 
-    manifest = plan_manifest(source, len(order), backbone, options, lambda: _existing(store), steps)
+    manifest = plan_manifest(source, len(order), backbone, options, lambda: planned_at(store), steps)
     keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
     samples = plan_samples(keys, labels, source.info.name)
     with create_store(store, manifest, samples, lambda folder: save_teacher(backbone, folder)) as writer:
@@ -151,17 +150,10 @@ def _decoder(source: ImageFolder, order: Rows, backbone: Backbone) -> Callable[[
     return decode
 
 
-def _bad_rows(store: Store) -> dict[str, int]:
-    if not store.num_bad:
-        return {}
-    counts = Counter(str(status) for status in store.samples["status"].to_pylist())
-    return {status: counts[status] for status in sorted(counts) if status not in ("ok", "pending")}
-
-
 def _refuse_all_bad(store: Store) -> None:
     if store.num_bad < store.num_rows:
         return
-    reasons = ", ".join(f"{count} {status}" for status, count in _bad_rows(store).items())
+    reasons = ", ".join(f"{count} {status}" for status, count in store.bad_counts.items())
     raise ImageSourceError(f"none of the {store.num_rows} images could be decoded ({reasons})")
 
 
@@ -170,7 +162,7 @@ def summarise(store: Store, num_new: int, stalls: StallTimes, start: float) -> E
     return ExtractSummary(
         num_rows=store.num_rows,
         num_new=num_new,
-        bad=_bad_rows(store),
+        bad=store.bad_counts,
         num_bytes=store.num_bytes,
         float32_bytes=store.float32_bytes,
         seconds=time.perf_counter() - start,

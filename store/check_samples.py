@@ -18,8 +18,8 @@ from .index import INDEX
 from .manifest import Manifest
 from .remedies import AGAIN, delete_and_again
 from .root import Root
-from .samples import ABSENT, PENDING, SAMPLES_SCHEMA, content_hash, with_records
-from .sealed import read_sealed
+from .sample_tables import read_samples
+from .samples import ABSENT, PENDING, content_hash, with_records
 from .storage import Storage
 
 __all__ = ["check_samples"]
@@ -31,9 +31,7 @@ def check_samples(storage: Storage, root: Root, found: FoundRecords, findings: F
     """The sample table against the plan, the index and the outcomes."""
     manifest = root.manifest
     try:
-        table, _, file_hash = read_sealed(
-            storage, SAMPLES, SAMPLES_SCHEMA, manifest.num_rows, manifest.max_table_bytes
-        )
+        table, file_hash = read_samples(storage, manifest)
     except FileNotFoundError:
         _fault(findings, "must be there", f"it is missing; {AGAIN}")
         return

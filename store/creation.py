@@ -31,8 +31,9 @@ from .layout import layer_name
 from .manifest import Manifest
 from .records import array_folder, arrays_of
 from .root import PLANNING, ROOT, Root, TeacherFile, is_teacher_name, make_root, read_root
+from .sample_tables import read_samples
 from .samples import SAMPLES_SCHEMA, content_hash
-from .sealed import read_sealed, write_sealed
+from .sealed import write_sealed
 from .storage import Folder
 from .writer import StoreWriter
 
@@ -155,9 +156,7 @@ def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.T
         )
     if root.samples == content_hash(samples):
         return
-    planned, _, _ = read_sealed(
-        Folder(path), SAMPLES, SAMPLES_SCHEMA, manifest.num_rows, manifest.max_table_bytes
-    )
+    planned, _ = read_samples(Folder(path), manifest)
     for name in ("key", "label", "source"):
         row = _first_other(planned[name], samples[name])
         if row is not None:

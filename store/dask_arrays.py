@@ -6,38 +6,59 @@ checks hold; a task carries where the store lies, not its values, and opens it o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import ConfigError, MissingExtraError
 from .layout import TokenKind, layer_name
+from .manifest import Manifest
 from .selection import check_layers
 
 if TYPE_CHECKING:
     import dask.array
 
-    from .reader import Store
+__all__ = ["Readable", "dask_array"]
 
-__all__ = ["dask_array"]
+
+class Readable(Protocol):
+    """What a task needs of a `Store`; pickled as where it lies."""
+
+    @property
+    def path(self) -> str:
+        """The path or URL."""
+
+    @property
+    def digest(self) -> str:
+        """Name of the content."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """All that was planned."""
+
+    def read(self, rows: range, layers: Sequence[int], tokens: TokenKind) -> npt.NDArray[Any]:
+        """Values (rows, layers, tokens, dim) float32."""
+
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
 
 _MOST_OPENED: Final = 8
-_opened: dict[tuple[str, str], Store] = {}
+_opened: dict[tuple[str, str], Readable] = {}
 
 
 class _Source:
     """A store that is opened again at most once in a process that it is sent to."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Readable) -> None:
         self.store = store
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (self.store.path, self.store.digest, *self.store.__reduce__())
 
 
-def _arrived(path: str, digest: str, opener: Callable[..., Store], arguments: tuple[Any, ...]) -> _Source:
+def _arrived(path: str, digest: str, opener: Callable[..., Readable], arguments: tuple[Any, ...]) -> _Source:
     if (path, digest) not in _opened:
         if len(_opened) == _MOST_OPENED:
             _opened.clear()
@@ -45,16 +66,16 @@ def _arrived(path: str, digest: str, opener: Callable[..., Store], arguments: tu
     return _Source(_opened[path, digest])
 
 
-def dask_array(store: Store, kind: TokenKind, layer: int) -> dask.array.Array:
+def dask_array(store: Readable, kind: TokenKind, layer: int) -> dask.array.Array:
     """See `Store.dask`."""
-    check_layers([layer], store.layers)
-    if kind not in store.kinds:
-        raise ConfigError(f"token kinds here are {', '.join(store.kinds)}; got {kind!r}")
+    manifest = store.manifest
+    check_layers([layer], manifest.layers)
+    if kind not in manifest.kinds:
+        raise ConfigError(f"token kinds here are {', '.join(manifest.kinds)}; got {kind!r}")
     try:
         import dask.array as da
     except ModuleNotFoundError as exc:
         raise MissingExtraError("Store.dask needs dask; pip install 'activault[all]'") from exc
-    manifest = store.manifest
     name = f"{layer_name(layer)}-{kind}-{store.digest}"
     source, num_shards = _Source(store), manifest.num_shards
     graph = {

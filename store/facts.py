@@ -1,52 +1,55 @@
 """What `activault info` tells of a store.
 
-An opened store in, values that JSON can hold out.
+Its root, its shards and its sample table in, values that JSON can hold out.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .grid import chunk_bytes, shard_bytes
 from .layout import layer_name
+from .manifest import Manifest
+from .records import ArrayKey
+from .root import Root
+from .sample_tables import SampleTable
+from .shards import ShardIndex
 
-if TYPE_CHECKING:
-    from .reader import Store
-
-__all__ = ["facts_of"]
+__all__ = ["facts_of", "float32_bytes"]
 
 
-def facts_of(store: Store) -> dict[str, Any]:
+def facts_of(root: Root, shards: ShardIndex, samples: SampleTable) -> dict[str, Any]:
     """See `Store.info`; sizes are in bytes."""
-    manifest = store.manifest
+    manifest, num_finished = root.manifest, len(samples.finished_rows)
     return {
         "format": manifest.format,
-        "digest": store.digest,
-        "arrays_digest": store.arrays_digest,
-        "complete": store.complete,
-        "num_rows": store.num_rows,
-        "num_finished": len(store.finished_rows),
-        "num_bad": store.num_bad,
+        "digest": shards.digest,
+        "arrays_digest": shards.arrays_digest,
+        "complete": samples.complete,
+        "num_rows": manifest.num_rows,
+        "num_finished": num_finished,
+        "num_bad": shards.num_bad,
         "num_shards": manifest.num_shards,
-        "num_finished_shards": store.num_finished_shards,
+        "num_finished_shards": len(shards.finished),
         "shard_rows": manifest.shard_rows,
         "chunk_rows": manifest.chunk_rows,
         # Aimed at are 24 MiB of float32 a chunk, and at most 4 GiB and 1,024 rows a shard.
         "chunk_bytes": chunk_bytes(manifest),
         "shard_bytes": shard_bytes(manifest),
-        "layers": list(store.layers),
-        "tokens": {kind: store.layout.count(kind) for kind in store.kinds},
-        "grid": list(store.layout.grid),
-        "dim": store.dim,
+        "layers": list(manifest.layers),
+        "tokens": {kind: manifest.layout.count(kind) for kind in manifest.kinds},
+        "grid": list(manifest.layout.grid),
+        "dim": manifest.dim,
         "dtype": manifest.dtype,
         "compression": manifest.compression,
-        "quantisation": _losses(store),
+        "quantisation": _losses(manifest, shards),
         "shards": manifest.shards,
-        "num_bytes": store.num_bytes,
-        # An array's file each, a record and statistics a shard.
-        "num_files": store.num_finished_shards * (len(store.layers) * len(store.kinds) + 2),
-        "float32_bytes": store.float32_bytes,
-        "num_classes": len(store.classes),
+        "num_bytes": shards.num_bytes,
+        # What `pull` copies: array and statistics files of every shard, and the teacher's.
+        "num_files": len(shards.finished) * (len(manifest.layers) * len(manifest.kinds) + 1)
+        + len(root.teacher),
+        "float32_bytes": float32_bytes(manifest, num_finished),
+        "num_classes": len(samples.labels[0]),
         "teacher": manifest.teacher.model_dump(mode="json"),
         "preprocessing": manifest.model_dump(mode="json")["preprocessing"],
         "source": manifest.source.model_dump(mode="json"),
@@ -56,13 +59,18 @@ def facts_of(store: Store) -> dict[str, Any]:
     }
 
 
-def _losses(store: Store) -> dict[str, Any] | None:
+def float32_bytes(manifest: Manifest, num_rows: int) -> int:
+    """Bytes that so many rows would take as plain float32."""
+    return num_rows * len(manifest.layers) * manifest.tokens_per_layer * manifest.dim * 4
+
+
+def _losses(manifest: Manifest, shards: ShardIndex) -> dict[str, Any] | None:
     """What int8 has cost each layer's patches: R2 (null where nothing varies) and clipped values."""
     found: dict[str, Any] = {}
-    if store.manifest.dtype != "int8" or "patches" not in store.kinds:
+    if manifest.dtype != "int8" or "patches" not in manifest.kinds:
         return None
-    for layer in store.layers:
-        stats = store.statistics(layer, "patches")
+    for layer in manifest.layers:
+        stats = shards.statistics[ArrayKey(layer, "patches")]
         if stats.losses is not None and stats.count:
             spread = float(stats.m2.sum())
             r2 = 1 - float(stats.losses.sse.sum()) / spread if spread else None

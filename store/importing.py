@@ -12,7 +12,6 @@ and several processes may share the work.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -192,7 +191,7 @@ def _hold_against(writer: StoreWriter, hashes: dict[ArrayKey, list[int]], record
     """
     manifest, rows = writer.manifest, range(*record.rows)
     no_row = np.broadcast_to(np.False_, manifest.num_rows)
-    chunks = ChunkSource(Folder(writer.path), manifest, lambda shard: record, no_row)
+    chunks = ChunkSource(Folder(writer.path), manifest, lambda _: record, no_row)
     for file, (array, expected) in zip(record.files, hashes.items(), strict=True):
         for start in range(rows.start, rows.stop, _ROWS_BACK):
             part = range(start, min(start + _ROWS_BACK, rows.stop))
@@ -206,20 +205,15 @@ def _hold_against(writer: StoreWriter, hashes: dict[ArrayKey, list[int]], record
 
 def _differs(writer: StoreWriter, what: str, array: ArrayKey) -> CorruptStoreError:
     return CorruptStoreError(
-        f"{writer.path}: {what}, layer {array.layer}, {array.kind} does not read back as it was written; check "
-        "memory and disk, then run the same import again: it writes the shard anew"
+        f"{writer.path}: {what}, layer {array.layer}, {array.kind} does not read back as it was written; "
+        "check memory and disk, then run the same import again: it writes the shard anew"
     )
-
-
-def _bad_rows(store: Store) -> dict[str, int]:
-    counts = Counter(str(status) for status in store.samples["status"].to_pylist()) if store.num_bad else {}
-    return {status: counts[status] for status in sorted(counts) if status != "ok"}
 
 
 def _refuse_all_bad(store: Store, reference: Reference) -> None:
     if store.num_bad < store.num_rows:
         return
-    counts = ", ".join(f"{count} {status}" for status, count in _bad_rows(store).items())
+    counts = ", ".join(f"{count} {status}" for status, count in store.bad_counts.items())
     raise ImageSourceError(
         f"none of the {store.num_rows} rows of {reference.path} has activations ({counts})"
     )
@@ -238,7 +232,7 @@ def _summary(store: Store, options: ImportOptions, num_new: int, start: float) -
     return ImportSummary(
         num_rows=store.num_rows,
         num_new=num_new,
-        bad=_bad_rows(store),
+        bad=store.bad_counts,
         num_bytes=store.num_bytes,
         float32_bytes=store.float32_bytes,
         unknown=tuple(name for name, value in said.items() if not value),

@@ -16,31 +16,26 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .completion import SAMPLES, is_completed
+from .completion import is_completed
 from .conversion import ReadDtype, numpy_dtype
 from .dask_arrays import dask_array
-from .deferred import Deferred
-from .errors import ConfigError, CorruptStoreError, StorageError
-from .facts import facts_of
+from .errors import ConfigError, StorageError
+from .facts import facts_of, float32_bytes
 from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kinds
 from .manifest import Manifest
+from .places import open_storage
 from .reading import ChunkSource, read_rows
 from .records import ArrayKey, arrays_of, is_finished
-from .remedies import AGAIN
 from .root import Root, check_array, read_root
-from .samples import OK, SAMPLES_SCHEMA, content_hash, label_ids, with_records
-from .sealed import read_sealed
+from .sample_tables import SampleTable
 from .selection import RowSelection, check_layers, check_rows
 from .shards import CompleteShards, ShardIndex, UnfinishedShards
 from .statistics import ChannelStats
-from .storage import Storage, gather, open_storage
+from .storage import Storage, gather
 
 if TYPE_CHECKING:
     import dask.array
-    import pyarrow.compute as pc
-else:
-    pc = Deferred("pyarrow.compute")
 
 __all__ = ["Store", "open_store"]
 
@@ -84,8 +79,8 @@ class Store:
         self.complete = index is not None
         """Whether every shard is finished and the store was completed."""
         self._root = root
-        self._index = index
         self._shards: ShardIndex = CompleteShards(index) if index else UnfinishedShards(storage, root)
+        self._samples = SampleTable(storage, root, index, self._shards)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open, (self.storage,)
@@ -169,9 +164,7 @@ class Store:
     @property
     def float32_bytes(self) -> int:
         """Bytes that the finished rows would take as plain float32."""
-        manifest = self.manifest
-        row_bytes = len(manifest.layers) * manifest.tokens_per_layer * manifest.dim * 4
-        return len(self.finished_rows) * row_bytes
+        return float32_bytes(self.manifest, len(self.finished_rows))
 
     @property
     def digest(self) -> str:
@@ -183,79 +176,39 @@ class Store:
         """Names the decoded values alone, in row order, shard by shard; it depends on the shard size."""
         return self._shards.arrays_digest
 
-    @cached_property
+    @property
     def samples(self) -> pa.Table:
         """The sample table, with the outcomes of all finished shards.
 
         Raises:
             CorruptStoreError: samples.parquet is missing, altered or of another store.
         """
-        table = self._stored_samples()
-        if self._index is not None:
-            return table
-        records = (self._shards.record(shard) for shard in self._shards.finished)
-        return with_records(table, records, self.manifest.absent_rows)
+        return self._samples.table
 
-    def _column(self, name: str) -> pa.Table:
-        """One column of the sample table alone, which is read in a hundredth of the time of all."""
-        if self._index is None or "samples" in self.__dict__:
-            return self.samples.select([name])
-        return self._stored_samples([name])
+    @property
+    def bad_counts(self) -> dict[str, int]:
+        """Bad rows of finished shards by their status; raises as `samples`."""
+        return self._samples.bad_counts
 
-    def _stored_samples(self, columns: Sequence[str] | None = None) -> pa.Table:
-        try:
-            table, _, found = read_sealed(
-                self.storage,
-                SAMPLES,
-                SAMPLES_SCHEMA,
-                self.num_rows,
-                self.manifest.max_table_bytes,
-                columns=columns,
-                keep_dictionaries=columns is not None,
-            )
-        except FileNotFoundError as exc:
-            raise CorruptStoreError(f"{SAMPLES} is missing; {AGAIN}") from exc
-        if self._index is not None:
-            agrees = found == self._index.summary.samples_hash
-        else:
-            agrees = content_hash(table) == self._root.samples
-        if not agrees:
-            raise CorruptStoreError(f"{SAMPLES} is of another store; {AGAIN}")
-        return table
-
-    @cached_property
+    @property
     def finished_rows(self) -> Int64:
         """(n,) rows of finished shards, ascending."""
-        if self.complete and self.manifest.shards is None:
-            return np.arange(self.num_rows)
-        ranges = [np.array(self.manifest.shard_range(shard)) for shard in self._shards.finished]
-        return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
+        return self._samples.finished_rows
 
     @cached_property
     def valid_rows(self) -> Int64:
         """(n,) finished rows whose image was ok, ascending."""
-        return np.flatnonzero(self._is_ok)
-
-    @cached_property
-    def _is_ok(self) -> npt.NDArray[np.bool_]:
-        if self.complete and not self.num_bad and self.manifest.shards is None:
-            return np.broadcast_to(np.True_, self.num_rows)  # takes no memory, whatever the number
-        is_ok: Any = pc.equal(self._column("status")["status"], pa.scalar(OK))
-        return np.asarray(is_ok.to_numpy(), dtype=np.bool_)
+        return np.flatnonzero(self._samples.is_ok)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Labels that are there, sorted."""
-        return self._labels[0]
+        return self._samples.labels[0]
 
     @property
     def label_ids(self) -> Int64:
         """(num_rows,) place of each row's label in `classes`; -1 where it is unknown."""
-        return self._labels[1]
-
-    @cached_property
-    def _labels(self) -> tuple[tuple[str, ...], Int64]:
-        return label_ids(self._column("label"))
+        return self._samples.labels[1]
 
     def statistics(self, layer: int, kind: TokenKind) -> ChannelStats:
         """Per channel, over the rows that are ok and all tokens of the kind.
@@ -286,7 +239,7 @@ class Store:
     @cached_property
     def chunks(self) -> ChunkSource:
         """The chunks of this store, for whoever plans its own reads."""
-        return ChunkSource(self.storage, self.manifest, self._shards.record, self._is_ok)
+        return ChunkSource(self.storage, self.manifest, self._shards.record, self._samples.is_ok)
 
     def read(
         self,
@@ -329,4 +282,4 @@ class Store:
 
     def info(self) -> dict[str, Any]:
         """What is in the store, as values that JSON can hold."""
-        return facts_of(self)
+        return facts_of(self._root, self._shards, self._samples)

@@ -17,12 +17,13 @@ from .files import xxh3
 from .index import read_index
 from .joins import refuse_absurd_sizes
 from .manifest import Manifest
+from .places import open_storage
 from .records import FileRecord, ShardRecord
 from .root import Root, read_root
-from .samples import SAMPLES_SCHEMA, content_hash
-from .sealed import read_sealed
+from .sample_tables import read_samples
+from .samples import content_hash
 from .shards import UnfinishedShards
-from .storage import Storage, open_storage
+from .storage import Storage
 
 __all__ = ["CopySource", "open_source", "read_checked"]
 
@@ -79,11 +80,8 @@ class CopySource:
         Raises:
             CorruptStoreError: it is missing, altered or of another store.
         """
-        manifest = self.manifest
         try:
-            table, *_ = read_sealed(
-                self.storage, SAMPLES, SAMPLES_SCHEMA, manifest.num_rows, manifest.max_table_bytes
-            )
+            table, _ = read_samples(self.storage, self.manifest)
         except FileNotFoundError as exc:
             raise CorruptStoreError(f"{self.where} has no {SAMPLES}; copy from another source") from exc
         if content_hash(table) != self.root.samples:

@@ -1,23 +1,21 @@
 """Where a store lies: a folder, or a place behind a URL, under one contract of plain reads.
 
 File names relative to the store in, bytes out. Nothing here knows what a store is made of. Places
-that are no folders are in `remote.py`.
+that are no folders are in `remote.py`; `places.py` tells them apart.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
-from .errors import AccessDeniedError, ConfigError, CorruptStoreError, StorageError, UnreachableError
+from .errors import AccessDeniedError, CorruptStoreError, StorageError, UnreachableError
 
 __all__ = [
     "MAX_JSON_BYTES",
@@ -26,7 +24,6 @@ __all__ = [
     "OpenFile",
     "Storage",
     "gather",
-    "open_storage",
     "storage_error",
 ]
 
@@ -56,6 +53,9 @@ class OpenFile(Protocol):
             CorruptStoreError: the file ends before.
             StorageError: it cannot be read.
         """
+
+    def fill(self, block: memoryview, offset: int) -> None:
+        """The same into memory that is there, as many bytes as it has."""
 
     def __enter__(self) -> Self: ...
 
@@ -119,39 +119,6 @@ def too_large(path: str, size: int, max_bytes: int) -> CorruptStoreError:
 def another_size(path: str, size: int, found: int) -> CorruptStoreError:
     """What to say of a file that is longer or shorter than it must be."""
     return CorruptStoreError(f"{path} must have {size} bytes; it has {found}")
-
-
-def open_storage(where: Path | str) -> Storage:
-    """The place that a path or a URL names; nothing is read yet.
-
-    Args:
-        where: a path, `file://`, `http://`, `https://` or `s3://bucket/prefix`.
-
-    Raises:
-        ConfigError: a URL of another scheme, or one that names no place.
-    """
-    # At least two letters: a Windows drive is no scheme.
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://", where) if isinstance(where, str) else None
-    if found is None:
-        return Folder(where)
-    scheme = found[1].lower()
-    if scheme == "file":
-        return Folder(_file_path(str(where)))
-    if scheme in {"http", "https", "s3"}:
-        # Imported here because a folder needs none of it.
-        from .remote import Remote
-
-        return Remote(str(where))
-    raise ConfigError(
-        f"a store is a path, or a URL that begins with file://, http://, https:// or s3://; got {where}"
-    )
-
-
-def _file_path(url: str) -> str:
-    host, slash, path = url.partition("://")[2].partition("/")
-    if host not in {"", "localhost"} or not slash:
-        raise ConfigError(f"a file:// URL is file:///PATH; got {url}")
-    return slash + urllib.parse.unquote(path)
 
 
 def gather(storage: Storage, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -278,6 +245,15 @@ class _LocalFile:
             parts.append(part)
             done += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def fill(self, block: memoryview, offset: int) -> None:
+        """All of `block` from `offset` on."""
+        done = 0
+        while done < len(block):
+            count = self.read_into(block[done:], offset + done)
+            if not count:
+                raise CorruptStoreError(f"{self._path} ended {len(block) - done} bytes early")
+            done += count
 
     def read_into(self, block: memoryview, offset: int) -> int:
         """Fill `block` from `offset` on; returns how many bytes there were."""

@@ -2,7 +2,7 @@
 
 A path or URL in, a `VerifyReport` out. Plain verification looks at structure, metadata, tables, records,
 presence and sizes; `deep` also holds every byte against its hash. An unfinished store that is sound is ok.
-The looking is done in `check_structure.py`, `check_records.py`, `check_samples.py` and `check_bytes.py`.
+The looking is done in the files that begin with `check_`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .check_bytes import check_bytes
+from .check_precision import check_precision
 from .check_records import FoundRecords, check_records
 from .check_samples import check_samples
 from .check_structure import check_metadata, check_strangers, check_teacher
 from .errors import CorruptStoreError
 from .findings import READABLE, Fault, Findings, VerifyReport
 from .index import INDEX
+from .places import open_storage
 from .remedies import AGAIN, COPY
 from .root import ROOT, Root, read_root
-from .storage import Storage, open_storage
+from .storage import Storage
 
 __all__ = ["Fault", "VerifyReport", "verify_store"]
 
@@ -42,7 +44,10 @@ def verify_store(
 
     Raises:
         NotAStoreError: the path is not an activation store of format 1.
+        ConfigError: the URL is of another scheme or names no place.
+        AccessDeniedError: it may not be read.
         UnreachableError: the place does not answer.
+        StorageError: the store's `zarr.json` cannot be read for another reason.
     """
     storage = open_storage(path)
     try:
@@ -72,6 +77,7 @@ def _look(
 ) -> FoundRecords:
     check_metadata(storage, root, findings)
     found = check_records(storage, root, findings)
+    check_precision(storage, root, found, findings)
     check_samples(storage, root, found, findings)
     check_teacher(storage, root, findings)
     check_strangers(storage, root, findings)

@@ -99,6 +99,25 @@ def test_torch_enters_the_store_through_the_loader_alone() -> None:
     assert users == {"loader.py", "prefetch.py"}
 
 
+def siblings(path: Path) -> set[str]:
+    """Files of its own room that a file imports, wherever the import stands."""
+    used: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            used |= {node.module} if node.module else {alias.name for alias in node.names}
+    return used
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_files_of_a_room_import_one_another_in_a_circle(room: str) -> None:
+    """Also where an import stands in a function or is for types alone: such files are one idea in two."""
+    left = {path.stem: siblings(path) for path in (ROOT / room).glob("*.py") if path.stem != "__init__"}
+    while free := [name for name, used in left.items() if not used & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left
+
+
 def test_every_folder_is_flat_and_typed() -> None:
     """`packages` in pyproject.toml is explicit: a nested package would be left out of the wheel."""
     for room in ROOMS:

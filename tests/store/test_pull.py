@@ -77,7 +77,7 @@ def test_a_part_says_first_how_much_it_is(written: Plan, tmp_path: Path) -> None
         file for file in destination.rglob("*") if file.parent.name == "0" or file.parent.name == "teacher"
     ]
     files += (destination / "shards").glob("*.safetensors")
-    assert planned.num_files == len(files)
+    assert planned.num_files == len(files) == open_store(destination).info()["num_files"]
     arrays = sum(file.stat().st_size for file in files if "shards" not in file.parts)
     whole = sum((written.path / f"shards/0000{shard}.stats.safetensors").stat().st_size for shard in (1, 2))
     assert planned.num_bytes == arrays + whole

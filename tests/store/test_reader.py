@@ -19,6 +19,7 @@ from activault.store import (
     open_store,
     shard_files,
 )
+from activault.store.transfer import pull
 
 from .conftest import MakePlan, Plan
 
@@ -260,3 +261,11 @@ def test_a_flipped_byte_of_an_array_is_never_returned(copy: Path, written: Plan,
     with pytest.raises(CorruptStoreError, match="is not what was written"):
         open_store(copy).read(slice(None), [2])
     assert np.array_equal(open_store(copy).read(slice(None), [0]), written.stored[:, :1], equal_nan=True)
+
+
+def test_bad_rows_are_counted_by_reason(make_plan: MakePlan, tmp_path: Path) -> None:
+    plan = make_plan(bad_rows=(7, 20, 40))
+    assert plan.write([0, 1]).bad_counts == {"truncated": 2}  # of finished shards
+    assert plan.write().bad_counts == {"truncated": 3}
+    assert open_store(pull(plan.path, tmp_path / "b.zarr", rows="16:32")).bad_counts == {"truncated": 1}
+    assert make_plan("sound.zarr").write().bad_counts == {}

@@ -10,8 +10,8 @@ from s3_server import KEY, S3, SECRET
 
 from activault.store import CorruptStoreError, NotAStoreError, open_store, remote, verify_store
 from activault.store.errors import AccessDeniedError, StorageError, UnreachableError
+from activault.store.places import open_storage
 from activault.store.remote import RemoteSettings
-from activault.store.storage import open_storage
 
 from .conftest import MakePlan, Plan
 

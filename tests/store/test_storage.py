@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from activault.store.errors import AccessDeniedError, ConfigError, CorruptStoreError
+from activault.store.places import open_storage
 from activault.store.remote import Remote
-from activault.store.storage import Folder, gather, open_storage
+from activault.store.storage import Folder, gather
 
 
 @pytest.mark.parametrize(
