@@ -5,6 +5,8 @@ A complete store on this machine in; its files in the order in which they are pu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .card import CARD
@@ -15,17 +17,37 @@ from .fetching import FileToFetch
 from .files import xxh3
 from .index import INDEX, read_index
 from .records import record_path
-from .root import ROOT, read_root
+from .root import ROOT, Root, read_root
 from .storage import Folder
 
-__all__ = ["LAST", "published_files"]
+__all__ = ["LAST", "Published", "published_files"]
 
 LAST = (INDEX, ROOT)
 """These come last, in this order: a store is one when its `zarr.json` is there."""
 
 
-def published_files(path: Path) -> list[FileToFetch]:
-    """Every file of the complete store at `path`.
+@dataclass(frozen=True)
+class Published:
+    """A complete store that is to be published."""
+
+    root: Root
+    digest: str
+    files: Sequence[FileToFetch]
+    """In the order in which they are put out."""
+
+    @property
+    def marker(self) -> bytes:
+        """What marks a place that it is being published to."""
+        return f"{self.digest}\n".encode()
+
+    @property
+    def index(self) -> FileToFetch:
+        """Its `index.parquet`."""
+        return next(file for file in self.files if file.path == INDEX)
+
+
+def published_files(path: Path) -> Published:
+    """The complete store at `path`, with every file.
 
     Raises:
         NotAStoreError: it is none.
@@ -52,7 +74,8 @@ def published_files(path: Path) -> list[FileToFetch]:
     size = _size(folder, SAMPLES)
     files.append(FileToFetch(folder, SAMPLES, size, index.summary.samples_hash))
     files += [_as_planned(folder, name, data) for name, data in planned_metadata(manifest).items()]
-    return [*files, _as_it_is(folder, INDEX), _as_planned(folder, ROOT, root.to_bytes())]
+    files += [_as_it_is(folder, INDEX), _as_planned(folder, ROOT, root.to_bytes())]
+    return Published(root, index.summary.digest, files)
 
 
 def _as_it_is(folder: Folder, name: str) -> FileToFetch:

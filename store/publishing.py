@@ -7,27 +7,21 @@ store for one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from pydantic import ValidationError
-
+from .completion import SAMPLES
 from .copying import Progress
-from .creation import first_difference, spoken
-from .errors import ConfigError, CorruptStoreError, NotAStoreError, StorageError, StoreMismatchError
+from .errors import ConfigError, CorruptStoreError, StorageError
 from .fetching import FileToFetch
-from .files import parse_json
-from .manifest import Manifest
+from .index import INDEX
+from .occupied import refuse_others, under_way
 from .publish_files import LAST, published_files
-from .root import PLANNING, ROOT, Root, read_root
-from .storage import Folder
-from .targets import Listed, Target
+from .root import PLANNING, ROOT
+from .targets import Target
 
 __all__ = ["Publication", "plan_publish", "publish"]
-
-_REMEDY: Final = "choose another destination"
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Publication:
     root: bytes
     """The store's own `zarr.json`."""
     marker: bytes
-    """What marks the place until that is there."""
+    """What marks the place until that is there: the digest, since two stores may have one `zarr.json`."""
 
     @property
     def num_files(self) -> int:
@@ -64,12 +58,8 @@ class Publication:
         there = {file.path for file in self.there}
         missing = [file for file in self.files if file.path not in there]
         target.make()
-        if (
-            missing
-            and not target.create(PLANNING, self.marker)
-            and target.read_small(PLANNING) != self.marker
-        ):
-            raise _under_way(target)
+        if missing:
+            self._mark(has_root=ROOT in there)
         early = [file for file in missing if file.path not in LAST]
         for start in range(0, len(early), target.at_once):
             batch = early[start : start + target.at_once]
@@ -78,10 +68,19 @@ class Publication:
         target.put([file for file in missing if file.path in LAST and file.path != ROOT], count)
         if ROOT not in there:
             if not target.create(ROOT, self.root) and target.read_small(ROOT) != self.root:
-                raise _under_way(target)
+                raise under_way(target)
             count(len(self.root))
         self._check(deep=deep)
         target.remove(PLANNING)
+
+    def _mark(self, *, has_root: bool) -> None:
+        """Take the place; whoever finished there since it was looked at keeps it."""
+        if not self.target.create(PLANNING, self.marker):
+            if self.target.read_small(PLANNING) != self.marker:
+                raise under_way(self.target)
+        elif not has_root and self.target.read_small(ROOT) is not None:
+            self.target.remove(PLANNING)
+            raise under_way(self.target)
 
     def _check(self, *, deep: bool) -> None:
         """Look at what arrived: names and sizes of all files; with `deep`, every byte."""
@@ -140,7 +139,7 @@ def publish(
         ConfigError: the destination is none of these.
         MissingExtraError: the hub is meant and `huggingface_hub` is not installed.
         IncompleteStoreError: the store is not finished.
-        StoreMismatchError: another store is there; the first difference is named.
+        StoreMismatchError: another store is there, if only by its digest; the first difference is named.
         NotAStoreError: something else is there.
         CorruptStoreError: a file of the store is not what was written; it is not uploaded.
         StorageError: the place cannot be written, or does not answer.
@@ -151,13 +150,14 @@ def publish(
 def plan_publish(store: Path | str, destination: str | Target, *, license: str | None = None) -> Publication:
     """What `publish` would upload; raises as it does of the store and of what is there."""
     path = Path(store)
-    files = published_files(path)
-    root = read_root(Folder(path))
+    found = published_files(path)
     target = _open_target(destination, path, license) if isinstance(destination, str) else destination
     listing = target.listing()
-    _refuse_others(target, listing, root)
-    there = [file for file in files if file.path in listing and target.has(listing[file.path], file)]
-    return Publication(files, there, target, root.to_bytes(), _marker(root))
+    is_same = refuse_others(target, listing, found)
+    # Another program's tables of the same store: of their size alone a place could not tell them from ours.
+    known = set(listing) if is_same else set(listing) - {INDEX, SAMPLES}
+    there = [file for file in found.files if file.path in known and target.has(listing[file.path], file)]
+    return Publication(found.files, there, target, found.root.to_bytes(), found.marker)
 
 
 def _open_target(destination: str, path: Path, license: str | None) -> Target:
@@ -181,30 +181,6 @@ def _open_target(destination: str, path: Path, license: str | None) -> Target:
     )
 
 
-def _refuse_others(target: Target, listing: Mapping[str, Listed], root: Root) -> None:
-    """Refuse a place that holds another store, or anything that is no part of this one."""
-    if ROOT in listing:
-        found = target.read_small(ROOT)
-        if found == root.to_bytes():
-            return
-        raise _another_store(target, found, root)
-    marker = target.read_small(PLANNING) if PLANNING in listing else None
-    others = sorted(set(listing) - set(target.foreign))
-    if marker is None and others:
-        raise NotAStoreError(
-            f"{target.where} holds something else ({others[0]}, {len(others)} files); {_REMEDY}, or empty it"
-        )
-    if marker is not None and marker != _marker(root):
-        raise _under_way(target)
-
-
-def _under_way(target: Target) -> StoreMismatchError:
-    return StoreMismatchError(
-        f"another store is being published to {target.where}, or was and is not finished; {_REMEDY}, or "
-        "empty it"
-    )
-
-
 def _refuse_damaged(files: Sequence[FileToFetch]) -> None:
     for file in files:
         if not file.is_sound():
@@ -212,24 +188,3 @@ def _refuse_damaged(files: Sequence[FileToFetch]) -> None:
                 f"{file.path} of {file.storage.where} is not what was written; it is not published: "
                 f"`activault verify {file.storage.where} --deep` lists what is wrong"
             )
-
-
-def _another_store(target: Target, found: bytes | None, root: Root) -> StoreMismatchError:
-    try:
-        value = parse_json(found or b"", ROOT)
-        difference = first_difference(
-            Manifest.model_validate(value["attributes"]["activault"]), root.manifest
-        )
-    except (CorruptStoreError, ValidationError, KeyError, TypeError):
-        return StoreMismatchError(f"{target.where} holds something with a {ROOT} of its own; {_REMEDY}")
-    if difference is None:
-        return StoreMismatchError(f"{target.where} holds a store of other images; {_REMEDY}")
-    field, there, here = difference
-    return StoreMismatchError(
-        f"{target.where} holds another store: {field} is {spoken(there)} there and {spoken(here)} here; "
-        f"{_REMEDY}"
-    )
-
-
-def _marker(root: Root) -> bytes:
-    return f"{root.manifest.sha256()}\n".encode()
