@@ -71,6 +71,12 @@ class ChannelStats:
         sse, m2 = 0.0 if self.losses is None else float(self.losses.sse.sum()), float(self.m2.sum())
         return 1 - sse / m2 if m2 else -np.inf if sse else 1.0
 
+    @property
+    def error(self) -> float:
+        """Mean squared error a value; 0 where nothing was lost."""
+        sse = 0.0 if self.losses is None else float(self.losses.sse.sum())
+        return sse / max(self.count * len(self.mean), 1)
+
     @staticmethod
     def empty(dim: int) -> ChannelStats:
         """Of no tokens at all."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 from activault.store import merge, open_store, pull, verify_store
 from activault.store.errors import PrecisionError
+from activault.store.files import canonical_json, xxh3
 from activault.store.manifest import Quantisation
 
 from .conftest import MakePlan, Plan, make_manifest
@@ -115,3 +117,35 @@ def test_a_part_whose_rows_vary_less_than_the_whole_is_completed(make_plan: Make
         assert verify_store(part, deep=True, complete=True).faults == ()
     whole = merge(parts, plan.path.with_name("whole.zarr"))
     assert open_store(whole).digest == open_store(plan.path).digest
+
+
+def forge(plan: Plan, shard: int, factor: float) -> None:
+    """Squared errors of layer 2 so many times as large, with hashes that agree, and no index."""
+    folder = plan.path / "shards"
+    file, record = folder / f"{shard:05d}.stats.safetensors", folder / f"{shard:05d}.json"
+    tensors = load_file(file)
+    tensors["layer_02.patches.sse"] = tensors["layer_02.patches.sse"] * factor
+    file.write_bytes(save(tensors))
+    body = json.loads(record.read_bytes())
+    body.pop("checksum")
+    body["statistics"] |= {"bytes": file.stat().st_size, "hash": xxh3(file.read_bytes())}
+    record.write_bytes(canonical_json(body | {"checksum": xxh3(canonical_json(body))}))
+    (plan.path / "index.parquet").unlink(missing_ok=True)
+
+
+def test_verify_finds_a_shard_over_the_bound(lossy: Plan) -> None:
+    lossy.write([0, 1])
+    forge(lossy, 1, 9.0)
+    (fault,) = verify_store(lossy.path).faults
+    assert (fault.where, fault.shard, fault.remedy) == ("shards/00001.stats.safetensors", 1, "copy")
+    assert "must keep the mean squared error of every layer's patches within 0.001" in fault.rule
+    assert "in layer 2 it is" in fault.detail
+
+
+def test_verify_finds_a_store_below_its_r2(make_plan: MakePlan) -> None:
+    plan = make_plan(dtype="int8", quantisation=coarse(1, 0.5, 90.0))
+    plan.write()
+    for shard in range(4):
+        forge(plan, shard, 9.0)
+    (fault,) = verify_store(plan.path).faults
+    assert (fault.where, fault.rule) == ("store", "must keep R2 of every layer's patches at 0.999 or above")
