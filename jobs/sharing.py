@@ -18,12 +18,13 @@ __all__ = ["merge", "pull", "publish"]
 
 def pull(
     source: str,
-    destination: Path,
+    destination: str,
     /,
     *,
     layers: str = "all",
     tokens: str = "all",
     rows: str | None = None,
+    deep: bool = False,
     threads: int = 8,
     dry_run: bool = False,
     json: bool = False,
@@ -31,7 +32,8 @@ def pull(
     """Copy a store, or some of its layers, tokens and rows, from a path, http(s):// or s3://.
 
     Says first how much it is, then copies and holds every byte against its hash. The copy is a complete store
-    of its own. Interrupted, it goes on where it stopped when it is run again.
+    of its own. Interrupted, it goes on where it stopped when it is run again. Run over a finished copy, it
+    brings back what is missing or of another size, and with --deep what has rotted.
 
     ```
     activault pull https://example.org/in1k.zarr in1k.zarr
@@ -51,6 +53,8 @@ def pull(
         Token kinds to copy: cls, registers, patches, or all.
     rows
         Rows to copy, as first:stop; widened to whole shards.
+    deep
+        Read what is there already too, and copy again what is not what was written.
     threads
         Files under way at once.
     dry_run
@@ -61,10 +65,11 @@ def pull(
     from activault.store.transfer import plan_pull
 
     planned = plan_pull(source, layers, tokens, rows)
-    there = planned.bytes_there(destination)
+    path = planned.checked(destination)
+    there = planned.bytes_there(path)
     told = {
         "source": source,
-        "destination": str(destination),
+        "destination": destination,
         "layers": list(planned.part.manifest.layers),
         "tokens": list(planned.part.manifest.kinds),
         "rows": [planned.part.rows.start, planned.part.rows.stop],
@@ -84,14 +89,19 @@ def pull(
                 f"the source is not finished: {planned.num_unfinished} shards are left out; pull again when "
                 "it has gone on"
             )
+        if there and not dry_run:
+            check = f"`activault verify {destination} --deep` reads it"
+            _say(f"of what is there names and sizes alone are looked at; {check}")
     if not dry_run:
-        _run("pull", json, lambda advance: planned.run(destination, num_threads=threads, progress=advance))
-    return _finish(told, None if dry_run else destination, json=json)
+        _run(
+            "pull", json, lambda advance: planned.run(path, deep=deep, num_threads=threads, progress=advance)
+        )
+    return _finish(told, None if dry_run else path, json=json)
 
 
 def merge(
     *sources: str,
-    out: Path,
+    out: str,
     threads: int = 8,
     json: bool = False,
 ) -> int:
@@ -121,7 +131,7 @@ def merge(
     planned = plan_merge(sources)
     told = {
         "sources": list(sources),
-        "destination": str(out),
+        "destination": out,
         "layers": list(planned.plan.manifest.layers),
         "tokens": list(planned.plan.manifest.kinds),
         "num_files": planned.plan.num_files,
@@ -130,7 +140,7 @@ def merge(
     if not json:
         _tell("merge", told)
     _run("merge", json, lambda advance: planned.run(out, num_threads=threads, progress=advance))
-    return _finish(told, out, json=json)
+    return _finish(told, Path(out), json=json)
 
 
 def publish(

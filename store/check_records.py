@@ -49,7 +49,7 @@ class FoundRecords:
     """None if the store is not complete, or its index is not to be believed."""
     records: dict[int, ShardRecord] = field(default_factory=dict)
     """By shard, from its file or from the index."""
-    num_files: int = 0
+    num_records: int = 0
     """Records whose file is there and valid."""
     lost: list[int] = field(default_factory=list)
     """Shards with files, without a record and without an owner's mark."""
@@ -126,7 +126,7 @@ class _Records:
         for shard, found in zip(asked, gather(self.storage, read, asked), strict=True):
             if isinstance(found, tuple):
                 self.found.records[shard], text = found
-                self.found.num_files += 1
+                self.found.num_records += 1
                 if index is not None and index.record_text(shard) != text:
                     self._fault_index(f"must have the record of shard {shard}", "it has another")
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from .card import CARD
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
 from .errors import StoreError
@@ -23,7 +24,6 @@ from .storage import Storage, gather
 
 __all__ = ["check_metadata", "check_strangers", "check_teacher", "planned_metadata"]
 
-_CARD: Final = "CARD.md"
 _REBUILD: Final = "`activault extract ... --repair` makes it again from the manifest, or " + COPY
 _SHARD_FILE: Final = re.compile(r"(\d+)\.(json|stats\.safetensors)")
 
@@ -84,7 +84,7 @@ def check_strangers(storage: Storage, root: Root, findings: Findings) -> None:
     """Names that a store does not have: notes, since nothing reads them; a record of no shard is a fault."""
     manifest = root.manifest
     layers = {layer_name(layer) for layer in manifest.layers}
-    known = {ROOT, SAMPLES, INDEX, _CARD, "shards", "teacher"} | layers
+    known = {ROOT, SAMPLES, INDEX, CARD, "shards", "teacher"} | layers
     _note_others(storage, "", known, findings)
     _note_others(storage, "teacher", {path.partition("/")[2] for path in root.teacher}, findings)
     for layer in layers:

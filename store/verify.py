@@ -61,7 +61,7 @@ def verify_store(
         _say_unfinished(root, found, findings)
     return VerifyReport(
         faults=tuple(findings.faults),
-        finished_shards=found.num_files,
+        finished_shards=found.num_records,
         num_shards=len(root.manifest.held_shards),
         complete=found.index is not None,
         deep=deep,
@@ -91,6 +91,6 @@ def _say_unfinished(root: Root, found: FoundRecords, findings: Findings) -> None
     findings.fault(
         "store",
         "must be complete",
-        f"{found.num_files} of {num_shards} shards are finished and {INDEX} is not written; {AGAIN}",
+        f"{found.num_records} of {num_shards} shards are finished and {INDEX} is not written; {AGAIN}",
         "finish",
     )

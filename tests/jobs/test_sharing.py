@@ -42,6 +42,27 @@ def test_a_part_is_pulled_from_a_web_server(
     assert activault("verify", tmp_path / "b.zarr", "--deep", "--complete").status == 0
 
 
+def test_a_damaged_copy_is_mended_as_the_page_on_sharing_says(
+    activault: Command, store: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "b.zarr"
+    assert "--deep" not in activault("pull", store, copy).out
+    file = copy / "layer_02/patches/c/1/0/0"
+    data = bytearray(file.read_bytes())
+    data[40] ^= 1
+    file.write_bytes(data)
+    again = activault("pull", store, copy)
+    assert f"`activault verify {copy} --deep` reads it" in again.out
+    told = activault("verify", copy, "--deep")
+    assert told.status == 1
+    assert "layer_02/patches/c/1/0/0" in told.out
+    assert "shards/00001.json" in told.out
+    (copy / "shards/00001.json").unlink()
+    assert activault("pull", store, copy).status == 0
+    assert activault("verify", copy, "--deep", "--complete").status == 0
+    assert file.read_bytes() == (store / "layer_02/patches/c/1/0/0").read_bytes()
+
+
 def test_a_pull_as_json(activault: Command, store: Path, tmp_path: Path) -> None:
     told = activault("pull", store, tmp_path / "b.zarr", "--json").json
     assert told["digest"] == open_store(store).digest
