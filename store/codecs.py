@@ -204,7 +204,7 @@ def array_metadata(manifest: Manifest, kind: TokenKind) -> dict[str, Any]:
     }
 
 
-def crc32c(data: bytes) -> int:
+def crc32c(data: bytes | npt.NDArray[np.uint8]) -> int:
     """Checksum of a chunk or an index, as Zarr's crc32c codec has it."""
     return int(google_crc32c.value(data))
 

@@ -6,13 +6,17 @@ wanted costs the blocks that hold them: for single rows a twentieth of decompres
 A block of float32 is four streams, of the values' lowest to highest bytes, their bits put in order
 (bitshuffle). Of bfloat16 values the two low ones are all zeros, and the two high ones are the block of the
 same values as 16-bit patterns: decompressed as such it takes half as long, and nothing has to be narrowed.
+
+Both are told to Blosc by other numbers in the chunk's own header and table of blocks, written over the old
+ones: nothing is copied.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -51,12 +55,16 @@ _known_zeros: dict[int, bytes] = {}
 
 
 def decode_chunk(
-    data: bytes, scratch: Array, what: str, compression: Compression = "blosc", rows: Int64 | None = None
+    data: bytes | Bytes,
+    scratch: Array,
+    what: str,
+    compression: Compression = "blosc",
+    rows: Int64 | None = None,
 ) -> Array:
     """The stored values of one inner chunk.
 
     Args:
-        data: the chunk as it stands in its file.
+        data: the chunk as it stands in its file; what can be written to is written over.
         scratch: (chunk_rows, tokens, dim), contiguous; room for the values, of the stored type, or uint16 for
             the bit patterns of bfloat16 values, which are stored as float32.
         what: what to call the chunk in an error.
@@ -72,7 +80,7 @@ def decode_chunk(
     """
     if len(data) < 4 or crc32c(data) != _RESIDUE:
         raise CorruptStoreError(f"{what} is not what was written (crc32c disagrees)")
-    payload = memoryview(data)[:-4]
+    payload = (memoryview(data) if isinstance(data, bytes) else data.data)[:-4]
     num_bytes = scratch.size * (4 if scratch.dtype == np.uint16 else scratch.itemsize)
     if compression == "none":
         if len(payload) != num_bytes:
@@ -100,29 +108,33 @@ class _NotBfloat16(Exception):  # noqa: N818  it never leaves this file
 
 
 def _decompress(frame: _Frame | None, payload: memoryview, scratch: Array, rows: Int64 | None) -> None:
+    blocks = frame.wanted(rows, len(scratch)) if frame is not None else ()
     if scratch.dtype == np.uint16:
         if frame is None:
             whole = np.empty(scratch.shape, np.float32)
             blosc.decompress(payload, whole)
             _narrow(whole, scratch.reshape(-1))
             return
-        for block in frame.wanted(rows, len(scratch)) or range(frame.num_blocks):
-            _upper_half(frame, block, scratch.reshape(-1))
+        _upper_halves(frame.private(), blocks or range(frame.num_blocks), scratch.reshape(-1))
         return
-    blocks = frame.wanted(rows, len(scratch)) if frame is not None else ()
     if frame is None or not blocks:
         blosc.decompress(payload, scratch)
         return
-    into = scratch.reshape(-1).view(np.uint8)
+    frame, into = frame.private(), scratch.reshape(-1).view(np.uint8)
     for block in blocks:
-        blosc.decompress(frame.alone(block), into[block * frame.size : (block + 1) * frame.size])
+        frame.decompress(block, into[block * frame.size : (block + 1) * frame.size])
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """A compressed chunk whose blocks stand in it in their order."""
+    """A compressed chunk whose blocks stand in it in their order.
+
+    Its header and its table of blocks are written anew for each call of Blosc, which is told the length of
+    the whole and checks what it follows against that.
+    """
 
     payload: memoryview
+    """The chunk."""
     header: tuple[int, ...]
     bounds: Sequence[int]
     """Where each block begins, and the last one ends."""
@@ -137,10 +149,16 @@ class _Frame:
         first = _HEADER.size + 4 * num_blocks
         if first > stored:
             return None
-        bounds = np.append(np.frombuffer(payload, "<u4", num_blocks, _HEADER.size).astype(np.int64), stored)
-        if bounds[0] != first or (np.diff(bounds) <= 0).any():
+        bounds = (*struct.unpack_from(f"<{num_blocks}I", payload, _HEADER.size), stored)
+        if bounds[0] != first or any(start >= stop for start, stop in pairwise(bounds)):
             return None
-        return _Frame(payload, header, bounds.tolist())
+        return _Frame(payload, header, bounds)
+
+    def private(self) -> _Frame:
+        """The same, in bytes that may be written to."""
+        if not self.payload.readonly:
+            return self
+        return replace(self, payload=memoryview(bytearray(self.payload)))
 
     @property
     def size(self) -> int:
@@ -157,7 +175,7 @@ class _Frame:
 
     def wanted(self, rows: Int64 | None, num_rows: int) -> Sequence[int]:
         """Blocks that hold the given rows out of `num_rows`; none if all of them may as well be taken."""
-        if rows is None:
+        if rows is None or self.num_blocks == 1:
             return ()
         row_bytes = self.header[4] // num_rows
         first, last = rows * row_bytes // self.size, ((rows + 1) * row_bytes - 1) // self.size
@@ -165,79 +183,78 @@ class _Frame:
         blocks = np.unique(np.concatenate([np.minimum(first + step, last) for step in steps]))
         return blocks.tolist() if len(blocks) <= _MOST_BLOCKS * self.num_blocks else ()
 
-    def alone(self, block: int) -> bytes:
-        """One block as a chunk of its own."""
-        version, codec, flags, typesize, *_ = self.header
-        length = self.length(block)
+    def decompress(self, block: int, into: Array) -> None:
+        """One block, as a chunk of its own."""
+        flags, typesize, length = self.header[2], self.header[3], self.length(block)
         if length < self.size:
             flags |= _NOT_SPLIT  # blosc never splits a last block that is shorter
-        return _chunk((version, codec, flags, typesize), length, self._bytes(block))
+        self._run(flags, typesize, length, [self.bounds[block]], into)
 
-    def upper_half(self, block: int) -> tuple[bytes, bytes] | None:
-        """The low streams of a block of float32, and its high ones as a chunk of 16-bit values.
+    def decompress_halves(self, starts: Sequence[int], into: Array) -> None:
+        """Two streams each of some whole blocks, which begin at `starts`, as 16-bit values in a row."""
+        self._run(self.header[2], 2, self.size // 2, starts, into)
+
+    def _run(self, flags: int, typesize: int, size: int, starts: Sequence[int], into: Array) -> None:
+        version, codec, *_, stored = self.header
+        num_bytes = size * len(starts)
+        assert into.nbytes == num_bytes
+        _HEADER.pack_into(self.payload, 0, version, codec, flags, typesize, num_bytes, size, stored)
+        struct.pack_into(f"<{len(starts)}I", self.payload, _HEADER.size, *starts)
+        blosc.decompress(self.payload, into)
+
+    def high_streams(self, block: int) -> int | None:
+        """Where the two high streams of a block of float32 begin, the low ones being zeros.
 
         None for a block that is not of four streams.
+
+        Raises:
+            _NotBfloat16: the low ones are not.
         """
-        version, codec, flags, typesize, *_ = self.header
-        length = self.length(block)
-        if (
-            flags & _NOT_SPLIT
-            or not flags & _BITSHUFFLE
-            or typesize != 4
-            or length < self.size
-            or length % 32
-        ):
+        _, _, flags, typesize, *_ = self.header
+        if flags & _NOT_SPLIT or not flags & _BITSHUFFLE or typesize != 4 or self.size % 32:
             return None
-        encoded = self._bytes(block)
-        ends = list(_ends_of_streams(encoded))
-        if len(ends) != 4 or ends[3] != len(encoded):
+        start, stop = self.bounds[block : block + 2]
+        ends = list(_ends_of_streams(self.payload, start, stop))
+        if self.length(block) < self.size or len(ends) != 4 or ends[3] != stop:
             return None
-        low, high = encoded[: ends[1]], encoded[ends[1] :]
-        return bytes(low), _chunk((version, codec, flags, 2), length // 2, high)
-
-    def low_half(self, low: bytes, block: int) -> bytes:
-        """The low streams as a chunk of 16-bit values."""
-        version, codec, flags, *_ = self.header
-        return _chunk((version, codec, flags, 2), self.length(block) // 2, memoryview(low))
-
-    def _bytes(self, block: int) -> memoryview:
-        return self.payload[self.bounds[block] : self.bounds[block + 1]]
+        low = bytes(self.payload[start : ends[1]])
+        if _known_zeros.get(self.size) != low:
+            zeros = np.empty(self.size // 4, np.uint16)
+            self.decompress_halves([start], zeros)
+            if zeros.any():
+                raise _NotBfloat16
+            _known_zeros[self.size] = low
+        return ends[1]
 
 
-def _chunk(kind: tuple[int, int, int, int], length: int, encoded: memoryview) -> bytes:
-    """A chunk of one block."""
-    start = _HEADER.size + _LENGTH.size
-    front = _HEADER.pack(*kind, length, length, start + len(encoded))
-    return b"".join((front, _LENGTH.pack(start), encoded))
-
-
-def _ends_of_streams(encoded: memoryview) -> Iterator[int]:
+def _ends_of_streams(payload: memoryview, start: int, stop: int) -> Iterator[int]:
     """Where each stream of a split block ends; stops before one that leaves the block."""
-    end = 0
-    while end + _LENGTH.size <= len(encoded):
-        end += _LENGTH.size + _LENGTH.unpack_from(encoded, end)[0]
-        if end > len(encoded):
+    end = start
+    while end + _LENGTH.size <= stop:
+        end += _LENGTH.size + _LENGTH.unpack_from(payload, end)[0]
+        if end > stop:
             return
         yield end
 
 
-def _upper_half(frame: _Frame, block: int, bits: npt.NDArray[np.uint16]) -> None:
-    """One block of bfloat16 values, stored as float32, as bit patterns to its place."""
-    place = bits[block * frame.size // 4 : (block + 1) * frame.size // 4]
-    halves = frame.upper_half(block)
-    if halves is None:
-        values = np.empty(len(place), np.float32)
-        blosc.decompress(frame.alone(block), values)
-        _narrow(values, place)
-        return
-    low, high = halves
-    if _known_zeros.get(frame.size) != low:
-        zeros = np.empty(len(place), np.uint16)
-        blosc.decompress(frame.low_half(low, block), zeros)
-        if zeros.any():
-            raise _NotBfloat16
-        _known_zeros[frame.size] = low
-    blosc.decompress(high, place)
+def _upper_halves(frame: _Frame, blocks: Sequence[int], bits: npt.NDArray[np.uint16]) -> None:
+    """Blocks of bfloat16 values, stored as float32, as bit patterns to their places."""
+    values = frame.size // 4
+    starts = [frame.high_streams(block) for block in blocks]
+    # Blocks in a row are decompressed by one call.
+    for (_, in_streams), run in groupby(
+        enumerate(blocks), lambda entry: (entry[1] - entry[0], starts[entry[0]] is not None)
+    ):
+        places = [place for place, _ in run]
+        first, last = blocks[places[0]], blocks[places[-1]]
+        if in_streams:
+            found = [start for start in starts[places[0] : places[-1] + 1] if start is not None]
+            frame.decompress_halves(found, bits[first * values : (last + 1) * values])
+            continue
+        for block in range(first, last + 1):
+            whole = np.empty(frame.length(block) // 4, np.float32)
+            frame.decompress(block, whole.view(np.uint8))
+            _narrow(whole, bits[block * values : (block + 1) * values])
 
 
 def _narrow(values: npt.NDArray[np.float32], bits: npt.NDArray[np.uint16]) -> None:

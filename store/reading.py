@@ -7,7 +7,6 @@ array holds (see `conversion.py`). A loader's pool takes them as a shard buffer 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from .layout import TokenKind
 from .manifest import Manifest
 from .quantise import Steps
 from .records import ArrayKey, ShardRecord, arrays_of, extract_again
-from .recycling import Recycler
+from .recycling import Recycler, ThreadSpace
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
 from .storage import NUM_REQUESTS, Storage
@@ -40,7 +39,7 @@ _REMOTE_BYTES: Final = 512 << 20
 """What the threads of one read from afar may hold together."""
 _KEPT_BYTES: Final = 256 << 20
 """Largest result whose memory is kept for the next ones; two are."""
-_scratch = threading.local()
+_space = ThreadSpace(Recycler(2 * min(_MAX_THREADS, num_cores()), 32 << 20))
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,12 @@ class ChunkSource:
         by_chunk = {part.chunk - shard * manifest.chunks_per_shard: part for part in parts}
         file_record = self.record(shard).files[self._places[array]]
         # bfloat16 values, float32 in the file, come as bit patterns: the form that they are held in.
-        scratch = _scratch_array(manifest.chunk_shape(array.kind), held_type(manifest, array.kind))
+        scratch = _space.decoded(manifest.chunk_shape(array.kind), held_type(manifest, array.kind))
         steps = self.steps(array.layer, array.kind)
         spoken = self._spoken(parts)
         try:
             with ShardFile(self.storage, manifest, file_record, array.kind, self.indices) as file:
-                for chunk, data in file.encoded(by_chunk):
+                for chunk, data in file.encoded(by_chunk, _space.encoded):
                     part = by_chunk[chunk]
                     spoken = self._spoken([part])
                     values = file.decode(chunk, data, scratch, part.local)
@@ -134,16 +133,6 @@ def _is_fill(held: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     if held.dtype == np.uint16:
         return np.asarray((held & 0x7FFF) > 0x7F80)
     return np.asarray(held == FILL_CODE if held.dtype == np.int8 else np.isnan(held))
-
-
-def _scratch_array(shape: tuple[int, int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """This thread's decoding space, kept so that its pages are not faulted in anew for every chunk."""
-    size = math.prod(shape) * dtype.itemsize
-    held = getattr(_scratch, "values", None)
-    if held is None or held.size < size:
-        held = _scratch.values = np.empty(size, np.uint8)
-    values: npt.NDArray[Any] = held[:size].view(dtype).reshape(shape)
-    return values
 
 
 def read_jobs(

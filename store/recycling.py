@@ -8,14 +8,18 @@ and tensor that looks into it are gone.
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Recycler"]
+__all__ = ["Recycler", "ThreadSpace"]
+
+_PAGE: Final = 4096
+_LINE: Final = 64
 
 
 class _Lent:
@@ -62,3 +66,39 @@ class Recycler:
                 return block
             self._free.append(block)
         return None
+
+
+class ThreadSpace(threading.local):
+    """Room for one chunk at a time in each thread; what threads leave behind goes to the next ones.
+
+    Readers' threads end with the read that they are for: their pages would be faulted in anew each time.
+
+    Args:
+        left: where it goes; the same for all threads.
+    """
+
+    def __init__(self, left: Recycler) -> None:
+        self._left = left
+        self._encoded = self._decoded = np.empty(0, np.uint8)
+        self._start = self._in_page = 0
+
+    def encoded(self, size: int, offset: int) -> npt.NDArray[np.uint8]:
+        """Room for `size` bytes that are read from `offset` of a file on, at an address that suits them."""
+        if self._encoded.size < size + _PAGE:
+            self._encoded = self._left.array((size + _PAGE,), self._encoded.dtype)
+            self._start = -self._encoded.ctypes.data % _LINE
+            self._in_page = (self._encoded.ctypes.data + self._start) % _PAGE
+        # An AMD EPYC copies 1.2 GB a second instead of 7 if the target lies 1 to 31 bytes further into its
+        # page than the source: out of the page cache, and from here to a result, 16 bytes into its page.
+        start = self._start
+        if (self._in_page - offset) % _PAGE < _LINE or self._in_page < _LINE:
+            start += _PAGE // 2
+        return self._encoded[start : start + size]
+
+    def decoded(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Room for a chunk's values."""
+        size = math.prod(shape) * dtype.itemsize
+        if self._decoded.size < size:
+            self._decoded = self._left.array((size,), self._decoded.dtype)
+        values: npt.NDArray[Any] = self._decoded[:size].view(dtype).reshape(shape)
+        return values

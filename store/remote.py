@@ -277,6 +277,10 @@ class _RemoteFile:
             raise CorruptStoreError(f"{self._path} ended {length - len(data)} bytes early")
         return data
 
+    def fill(self, block: memoryview, offset: int) -> None:
+        """All of `block` from `offset` on."""
+        block[:] = self.read(offset, len(block))
+
     def __enter__(self) -> Self:
         return self
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +25,7 @@ from .storage import Storage
 __all__ = ["ShardFile"]
 
 Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
 
@@ -77,8 +78,12 @@ class ShardFile:
     ) -> None:
         self._file.__exit__(kind, value, trace)
 
-    def encoded(self, chunks: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    def encoded(
+        self, chunks: Iterable[int], space: Callable[[int, int], Bytes]
+    ) -> Iterator[tuple[int, Bytes]]:
         """`(chunk, its bytes)` of inner chunks in the order of the file; close ones come by one request.
+
+        `space` gives memory for so many bytes from a place of the file on; it may be the same each time.
 
         Raises:
             CorruptStoreError: a chunk is missing or does not lie in the file.
@@ -90,16 +95,17 @@ class ShardFile:
                 raise CorruptStoreError(
                     f"{self._what}: a chunk has at most {self._most} bytes; the index says {longest}"
                 )
+            data = space(span.stop - span.start, span.start)
             with self._missing_told():
-                data = self._file.read(span.start, span.stop - span.start)
+                self._file.fill(data.data, span.start)
             for chunk, offset, length in span.chunks:
                 start = offset - span.start
                 yield chunk, data[start : start + length]
 
-    def decode(self, chunk: int, data: bytes, scratch: Array, rows: Int64) -> Array:
+    def decode(self, chunk: int, data: Bytes, scratch: Array, rows: Int64) -> Array:
         """Stored values (chunk_rows, tokens, dim) of inner chunk `chunk`; `rows` of them are right.
 
-        `scratch` is room for them; see `decode_chunk`.
+        `data` may be written over, and `scratch` is room for them; see `decode_chunk`.
 
         Raises:
             CorruptStoreError: it is altered.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -62,6 +63,22 @@ def test_bit_patterns_are_the_upper_halves(
     assert np.array_equal(found[taken], bits[taken])
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_only_bytes_that_may_be_written_to_are(dtype: Any) -> None:
+    values = to_stored(round_to_bfloat16(chunk_of(np.float32)))
+    data = with_crc(blosc.compress(values, b"lz4", 5, blosc.BITSHUFFLE, 5000))
+    before = bytes(bytearray(data))
+    own = np.frombuffer(bytearray(data), np.uint8)
+    rows = np.array([3, 7])
+    found = [
+        decode_chunk(source, np.empty(values.shape, dtype), "chunk", "blosc", rows)[rows]
+        for source in (data, own)
+    ]
+    assert np.array_equal(*found)
+    assert data == before
+    assert own.tobytes() != before
+
+
 @pytest.mark.parametrize("compression", ["blosc", "none"])
 @pytest.mark.parametrize("shape", [(ROWS, TOKENS, DIM), (ROWS, 1, 8)], ids=["blocks", "one block"])
 def test_values_with_more_bits_than_bfloat16_are_refused(compression: Any, shape: tuple[int, ...]) -> None:
@@ -100,11 +117,10 @@ def test_false_places_of_blocks_are_not_followed(place: int, value: int) -> None
     values = chunk_of(np.float32)
     packed = bytearray(blosc.compress(values, b"lz4", 5, blosc.BITSHUFFLE, 1 << 15))
     struct.pack_into("<I", packed, 16 + 4 * place, value)
-    for dtype in (np.float32, np.uint16):
+    data = with_crc(bytes(packed))
+    for dtype, rows in itertools.product((np.float32, np.uint16), (np.array([0, 4]), None)):
         with pytest.raises(CorruptStoreError, match=NOT_READ):
-            decode_chunk(
-                with_crc(bytes(packed)), np.empty(values.shape, dtype), "chunk", "blosc", np.array([0, 4])
-            )
+            decode_chunk(data, np.empty(values.shape, dtype), "chunk", "blosc", rows)
 
 
 @pytest.mark.parametrize("stream", [0, 1, 2, 3])

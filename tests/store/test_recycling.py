@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
+import pytest
 import torch
 
 from activault.store import ActivationLoader, Store
-from activault.store.recycling import Recycler
+from activault.store.recycling import Recycler, ThreadSpace
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -66,3 +68,26 @@ def test_batches_that_are_kept_stay_as_they_were(store: Store) -> None:
     assert len(places) == len(kept)
     del kept, batch
     assert {batch.tokens.data_ptr() for batch in loader} & places
+
+
+def test_what_a_thread_leaves_behind_the_next_one_takes() -> None:
+    space = ThreadSpace(Recycler(2))
+    seen: list[int] = []
+
+    def work() -> None:
+        seen.append(space.decoded((100,), np.dtype(np.uint8)).ctypes.data)
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 37, 63, 4095, 10**9 + 7])
+@pytest.mark.parametrize("size", [1, 5000])
+def test_encoded_bytes_begin_where_copying_is_quick(offset: int, size: int) -> None:
+    found = ThreadSpace(Recycler(2)).encoded(size, offset)
+    assert len(found) == size
+    assert found.ctypes.data % 64 == 0
+    assert (found.ctypes.data - offset) % 4096 >= 32 or found.ctypes.data % 4096 >= 2048
