@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .buffer import ShardBuffer
 from .creation import create_store
 from .errors import (
+    AccessDeniedError,
     ActivaultError,
     ConfigError,
     CorruptStoreError,
@@ -20,10 +21,13 @@ from .errors import (
     MissingExtraError,
     NonFiniteError,
     NotAStoreError,
+    PrecisionError,
     RunError,
     ShardBusyError,
+    StorageError,
     StoreError,
     StoreMismatchError,
+    UnreachableError,
     WeightsError,
 )
 from .grid import choose_grid
@@ -86,7 +90,11 @@ __all__ = [
     "StoreMismatchError",
     "ShardBusyError",
     "IncompleteStoreError",
+    "StorageError",
+    "AccessDeniedError",
+    "UnreachableError",
     "CorruptStoreError",
+    "PrecisionError",
     "NonFiniteError",
 ]
 

@@ -72,7 +72,6 @@ def _losses(manifest: Manifest, shards: ShardIndex) -> dict[str, Any] | None:
     for layer in manifest.layers:
         stats = shards.statistics[ArrayKey(layer, "patches")]
         if stats.losses is not None and stats.count:
-            spread = float(stats.m2.sum())
-            r2 = 1 - float(stats.losses.sse.sum()) / spread if spread else None
+            r2 = stats.r2 if stats.m2.any() else None
             found[layer_name(layer)] = {"r2": r2, "clipped": int(stats.losses.clipped.sum())}
     return found

@@ -104,7 +104,11 @@ def parse_kinds(text: str | Iterable[str], layout: TokenLayout) -> tuple[TokenKi
     """
     if isinstance(text, str):
         text = KINDS if text.strip() == "all" else [part.strip() for part in text.split(",")]
-    asked = list(text)
+    try:
+        asked = list(text)
+    except TypeError as exc:
+        said = "token kinds are 'all', 'cls,patches' or a sequence of kinds"
+        raise ConfigError(f"{said}; got {text!r}") from exc
     for kind in asked:
         if kind not in KINDS:
             raise ConfigError(f"token kinds are {', '.join(KINDS)} or all; got {kind!r}")

@@ -173,7 +173,7 @@ class Store:
 
     @property
     def arrays_digest(self) -> str:
-        """Names the decoded values alone, in row order, shard by shard; it depends on the shard size."""
+        """Names the decoded values alone, in row order; the same for every shard size and compression."""
         return self._shards.arrays_digest
 
     @property

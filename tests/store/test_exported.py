@@ -6,18 +6,24 @@ import sys
 import activault.store as room
 
 NAMES = """
-ActivationLoader ActivaultError Batch ChannelStats ConfigError CorruptStoreError FORMAT_VERSION Fault
-ImageSourceError IncompleteStoreError KINDS Manifest MissingExtraError NonFiniteError NotAStoreError Outcome
-Preprocessing RunError ShardBuffer ShardBusyError ShardRecord SourceInfo Store StoreError StoreMismatchError
-StoreWriter StoredDtype TeacherInfo TokenKind TokenLayout VerifyReport WeightsError choose_grid create_store
-layer_name merge open_store parse_kinds parse_layers plan_samples publish pull split_of split_rows
-verify_store
+AccessDeniedError ActivationLoader ActivaultError Batch ChannelStats ConfigError CorruptStoreError
+FORMAT_VERSION Fault ImageSourceError IncompleteStoreError KINDS Manifest MissingExtraError NonFiniteError
+NotAStoreError Outcome PrecisionError Preprocessing RunError ShardBuffer ShardBusyError ShardRecord SourceInfo
+StorageError Store StoreError StoreMismatchError StoreWriter StoredDtype TeacherInfo TokenKind TokenLayout
+UnreachableError VerifyReport WeightsError choose_grid create_store layer_name merge open_store parse_kinds
+parse_layers plan_samples publish pull split_of split_rows verify_store
 """
 
 
 def test_the_public_names_are_these() -> None:
     assert sorted(room.__all__) == sorted(NAMES.split())
     assert all(getattr(room, name) is not None for name in room.__all__)
+
+
+def test_every_error_of_a_store_is_among_them() -> None:
+    from activault.store import errors
+
+    assert set(errors.__all__) <= set(room.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

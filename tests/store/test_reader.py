@@ -76,6 +76,7 @@ def test_kinds_stand_in_the_layouts_order(
         ([0], [1], "all", r"layers are some of \(0, 2, 4\), each once; got \(1,\)"),
         ([0], [0, 0], "all", "each once"),
         ([0], [], "all", "each once"),
+        ([0], [0], 5, "token kinds are 'all', 'cls,patches' or a sequence of kinds; got 5"),
         ([0], [0], "clss", "token kinds are cls, registers, patches or all; got 'clss'"),
     ],
 )
