@@ -10,14 +10,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from .errors import CorruptStoreError, StoreMismatchError
 from .files import canonical_json, xxh3
-from .layout import layer_name
 from .manifest import Manifest
 from .records import (
     ArrayFile,
@@ -30,10 +27,9 @@ from .records import (
     record_path,
     statistics_path,
 )
+from .statistics import Tensors, checked_tensors
 
 __all__ = ["RecordPiece", "join_record", "join_statistics", "picked", "picked_files", "refuse_absurd_sizes"]
-
-Tensors = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -102,31 +98,22 @@ def join_statistics(pieces: Sequence[tuple[RecordPiece, bytes]], manifest: Manif
     """
     joined: Tensors = {}
     for piece, data in pieces:
-        joined |= _tensors(piece, data, manifest.dim)
-    assert {name.rpartition(".")[0] for name in joined} == set(map(_prefix, arrays_of(manifest)))
+        joined |= _tensors(piece, data, manifest)
     return save(joined)
 
 
-def _prefix(array: ArrayKey) -> str:
-    return f"{layer_name(array.layer)}.{array.kind}"
-
-
-def _tensors(piece: RecordPiece, data: bytes, dim: int) -> Tensors:
+def _tensors(piece: RecordPiece, data: bytes, manifest: Manifest) -> Tensors:
     what = f"{statistics_path(piece.record.shard)} of {piece.where}"
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as exc:
         raise CorruptStoreError(f"{what} is not in the format of safetensors ({exc})") from exc
-    wanted = set(map(_prefix, piece.arrays))
-    picked = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in wanted}
-    for prefix in wanted:
-        for part, shape in {"count": (1,), "mean": (dim,), "m2": (dim,), "absmax": (dim,)}.items():
-            tensor = picked.get(f"{prefix}.{part}")
-            if tensor is None or tensor.shape != shape:
-                raise CorruptStoreError(f"{what} must hold {prefix}.{part} of shape {shape}")
-    for name, tensor in picked.items():
-        if tensor.dtype not in (np.float64, np.int64):
-            raise CorruptStoreError(f"{what}: {name} must be float64 or int64; it is {tensor.dtype}")
+    picked: Tensors = {}
+    for array in piece.arrays:
+        try:
+            picked |= checked_tensors(tensors, manifest, array)
+        except ValueError as exc:
+            raise CorruptStoreError(f"{what} cannot be used: {exc}; copy from another source") from exc
     return picked
 
 

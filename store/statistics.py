@@ -22,10 +22,20 @@ from .manifest import Manifest
 from .records import ArrayKey, ShardRecord, arrays_of, extract_again
 from .storage import Storage
 
-__all__ = ["ChannelStats", "Losses", "Moments", "merge", "read_statistics", "statistics_bytes"]
+__all__ = [
+    "ChannelStats",
+    "Losses",
+    "Moments",
+    "Tensors",
+    "checked_tensors",
+    "merge",
+    "read_statistics",
+    "statistics_bytes",
+]
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+Tensors = dict[str, npt.NDArray[Any]]
 _BLOCK_VALUES: Final = 3 << 13
 """Values in float64 at a time: with their pivots 384 KiB, in a core's own cache."""
 
@@ -200,21 +210,43 @@ def read_statistics(
         ) from exc
 
 
-def _stats(tensors: Mapping[str, npt.NDArray[Any]], manifest: Manifest, array: ArrayKey) -> ChannelStats:
-    """One array's statistics; a ValueError or KeyError says what is wrong with them."""
+def checked_tensors(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> Tensors:
+    """The tensors of one array out of a statistics file, by their names there, and no others.
 
-    def part(name: str, dtype: type = np.float64, size: int = manifest.dim) -> npt.NDArray[Any]:
-        tensor = tensors[f"{_name(array)}.{name}"]
-        if tensor.shape != (size,) or tensor.dtype != dtype:
-            raise ValueError(
-                f"{_name(array)}.{name} must be {size} of {np.dtype(dtype)}; it is {tensor.dtype} of the "
-                f"shape {tensor.shape}"
-            )
-        return tensor
-
-    is_lossy = manifest.stored_dtype(array.kind) == "int8"
-    losses = Losses(part("sse"), part("clipped", np.int64)) if is_lossy else None
-    count = int(part("count", np.int64, 1)[0])
+    Raises:
+        ValueError: one is missing, or of another type or shape.
+    """
+    found = {}
+    for part, (dtype, size) in _parts(manifest, array).items():
+        name = f"{_name(array)}.{part}"
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != (size,) or tensor.dtype != dtype:
+            there = "missing" if tensor is None else f"{tensor.dtype} of the shape {tensor.shape}"
+            raise ValueError(f"{name} must be {size} of {np.dtype(dtype)}; it is {there}")
+        found[name] = tensor
+    count = int(found[f"{_name(array)}.count"][0])
     if count < 0:
         raise ValueError(f"{_name(array)}.count must be at least 0; it is {count}")
-    return ChannelStats(count, part("mean"), part("m2"), part("absmax"), losses)
+    return found
+
+
+def _parts(manifest: Manifest, array: ArrayKey) -> dict[str, tuple[type, int]]:
+    """Type and size of every tensor of an array."""
+    vector = (np.float64, manifest.dim)
+    parts: dict[str, tuple[type, int]] = {
+        "count": (np.int64, 1),
+        "mean": vector,
+        "m2": vector,
+        "absmax": vector,
+    }
+    if manifest.stored_dtype(array.kind) == "int8":
+        parts |= {"sse": vector, "clipped": (np.int64, manifest.dim)}
+    return parts
+
+
+def _stats(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> ChannelStats:
+    """One array's statistics; a ValueError says what is wrong with them."""
+    found = checked_tensors(tensors, manifest, array)
+    part = {name.rpartition(".")[2]: tensor for name, tensor in found.items()}
+    losses = Losses(part["sse"], part["clipped"]) if "sse" in part else None
+    return ChannelStats(int(part["count"][0]), part["mean"], part["m2"], part["absmax"], losses)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save
 
 from activault.store import CorruptStoreError, open_store
 from activault.store.joins import RecordPiece, join_record, join_statistics
@@ -19,7 +21,7 @@ from activault.store.records import (
 )
 from activault.store.storage import Folder
 
-from .conftest import Plan
+from .conftest import MakePlan, Plan
 
 LAYERS, KINDS = (0, 2, 4), ("cls", "registers", "patches")
 
@@ -69,5 +71,29 @@ def test_statistics_of_another_shape_are_refused(written: Plan) -> None:
             join_statistics([(piece, data)], written.manifest)
     lacking = RecordPiece("there", record, (ArrayKey(1, "cls"),))
     data = (written.path / statistics_path(1)).read_bytes()
-    with pytest.raises(CorruptStoreError, match=r"must hold layer_01.cls.count of shape \(1,\)"):
+    with pytest.raises(CorruptStoreError, match=r"layer_01.cls.count must be 1 of int64; it is missing"):
         join_statistics([(lacking, data)], written.manifest)
+
+
+@pytest.mark.parametrize(
+    ("part", "tensor", "message"),
+    [
+        ("sse", None, "sse must be 8 of float64; it is missing"),
+        ("clipped", np.zeros(8), r"clipped must be 8 of int64; it is float64 of the shape \(8,\)"),
+        ("sse", np.zeros(7), "sse must be 8 of float64"),
+        ("count", np.array([-1]), "count must be at least 0; it is -1"),
+    ],
+)
+def test_what_int8_cost_is_not_left_out_of_a_copy(
+    make_plan: MakePlan, part: str, tensor: np.ndarray | None, message: str
+) -> None:
+    plan = make_plan(dtype="int8")
+    plan.write([1])
+    record, _ = read_record(Folder(plan.path), plan.manifest, 1) or pytest.fail("no record")
+    tensors = load_file(plan.path / statistics_path(1))
+    tensors.pop(f"layer_02.patches.{part}")
+    if tensor is not None:
+        tensors[f"layer_02.patches.{part}"] = tensor
+    piece = RecordPiece("there", record, tuple(arrays_of(plan.manifest)))
+    with pytest.raises(CorruptStoreError, match=message):
+        join_statistics([(piece, save(tensors))], plan.manifest)
