@@ -8,12 +8,12 @@ float32. Every row starts as the fill value. Nothing depends on how many rows ar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import fill_of, held_type, round_to_bfloat16, round_to_float16
+from .codecs import fill_of, held_type, non_finite, round_to_bfloat16, round_to_float16
 from .errors import ConfigError
 from .layout import TokenKind
 from .manifest import Manifest
@@ -21,6 +21,11 @@ from .quantise import Steps
 from .records import ArrayKey, arrays_of
 
 __all__ = ["ShardBuffer"]
+
+
+_EXPONENT: Final = {np.dtype(np.float16): np.uint16(0x7C00), np.dtype(np.uint16): np.uint16(0x7F80)}
+"""Bits that are all set where a float16 or a bfloat16 is not finite."""
+_BLOCK_VALUES: Final = 1 << 16
 
 
 @dataclass
@@ -38,6 +43,18 @@ def _spoken(manifest: Manifest) -> str:
     if manifest.shards is None:
         return f"0 to {manifest.num_shards - 1}"
     return ", ".join(f"{first} to {stop - 1}" for first, stop in manifest.shards)
+
+
+def _infinite_rows(held: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """(rows,) whether a float16 or a bfloat16 in it is not finite; in blocks that stay in a core's cache."""
+    exponent = _EXPONENT[held.dtype]
+    bits, found = held.view(np.uint16), np.zeros(len(held), np.bool_)
+    step = max(1, _BLOCK_VALUES // max(1, held[:1].size))
+    for start in range(0, len(held), step):
+        block = bits[start : start + step] & exponent
+        if block.max() == exponent:
+            found[start : start + step] = (block == exponent).any(axis=(1, 2))
+    return found
 
 
 class ShardBuffer:
@@ -76,7 +93,7 @@ class ShardBuffer:
         return self._held[array]
 
     def refused(self, array: ArrayKey, offset: int) -> float | None:
-        """First value of a row as it was given that is not finite, or that float16 cannot hold."""
+        """First value of a row as it was given that is not finite, or beyond what the dtype holds."""
         return self._refused.get((array, offset))
 
     def errors(self, array: ArrayKey) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]] | None:
@@ -110,15 +127,17 @@ class ShardBuffer:
             raise ConfigError(f"this store keeps the layers {manifest.layers}; got {layer}")
         if tokens.dtype != np.float32 and not self._takes_as_is(tokens.dtype):
             raise ConfigError(f"a {manifest.dtype} store takes float32 tokens; got {tokens.dtype}")
+        rounded = tokens
         if tokens.dtype == np.float32 and self._takes_as_is(np.dtype(np.uint16)):
-            tokens = round_to_bfloat16(tokens)
+            rounded = round_to_bfloat16(tokens)
         for kind in manifest.kinds:
-            self._write(ArrayKey(layer, kind), offset, tokens[:, manifest.layout.span(kind)])
+            span = manifest.layout.span(kind)
+            self._write(ArrayKey(layer, kind), offset, rounded[:, span], tokens[:, span])
 
     def _takes_as_is(self, dtype: np.dtype[Any]) -> bool:
         return all(held_type(self._manifest, kind) == dtype for kind in self._manifest.kinds)
 
-    def _write(self, array: ArrayKey, offset: int, tokens: npt.NDArray[Any]) -> None:
+    def _write(self, array: ArrayKey, offset: int, tokens: npt.NDArray[Any], given: npt.NDArray[Any]) -> None:
         held = self._held[array][offset : offset + len(tokens)]
         for row in range(offset, offset + len(tokens)):
             self._refused.pop((array, row), None)
@@ -131,9 +150,8 @@ class ShardBuffer:
             held[...] = round_to_bfloat16(tokens)
         else:
             held[...] = round_to_float16(tokens)
-        if held.dtype == np.float16:
-            infinite = (held.view(np.uint16) & 0x7C00) == 0x7C00
-            self._refuse(array, offset, tokens, held, np.asarray(infinite.any(axis=(1, 2))))
+        if held.dtype != np.float32 and given.dtype != np.uint16:
+            self._refuse(array, offset, given, held, _infinite_rows(held))
 
     def _quantise(
         self, array: ArrayKey, offset: int, tokens: npt.NDArray[np.float32], codes: npt.NDArray[np.int8]
@@ -154,7 +172,7 @@ class ShardBuffer:
     ) -> None:
         """Remember the values as they were given: what is held does not say any more what they were."""
         for place in np.flatnonzero(wrong):
-            bad = held[place] == fill_of(held.dtype) if held.dtype == np.int8 else ~np.isfinite(held[place])
+            bad = non_finite(held[place])
             if bad.any():
                 self._refused[array, offset + int(place)] = float(tokens[place][bad][0])
 

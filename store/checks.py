@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .buffer import ShardBuffer
 from .codecs import MAX_CODE, non_finite, to_float32
+from .conversion import MAX_BFLOAT16, MAX_FLOAT16
 from .errors import NonFiniteError, PrecisionError
 from .manifest import Manifest
 from .quantise import MAX_ERROR, Steps
@@ -41,7 +42,7 @@ def checked_content(
     held = buffer.held(array)
     absmax = _absmax(held, is_ok, steps)
     if not np.isfinite(absmax).all():
-        raise _non_finite_error(manifest, buffer, array, is_ok, keys)
+        raise _non_finite_error(buffer, array, is_ok, keys)
     return Content(held, is_ok, absmax, steps)
 
 
@@ -82,9 +83,7 @@ def _absmax(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
     return np.asarray(np.abs(ends).max(axis=0), np.float64)
 
 
-def _non_finite_error(
-    manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, is_ok: Mask, keys: Any
-) -> NonFiniteError:
+def _non_finite_error(buffer: ShardBuffer, array: ArrayKey, is_ok: Mask, keys: Any) -> NonFiniteError:
     for offset in np.flatnonzero(is_ok):
         held = buffer.held(array)[offset]
         wrong = non_finite(held)
@@ -95,12 +94,19 @@ def _non_finite_error(
         value = given if given is not None else _shown(held[wrong][0])
         rule, remedy = "values must be finite", "check the teacher's weights and its precision"
         if np.isfinite(value):
-            rule, remedy = f"{manifest.dtype} holds values up to 65504", "choose bfloat16, which holds it"
+            rule, remedy = _range_exceeded(held.dtype)
         return NonFiniteError(
             f"{rule}; row {row} ({keys[row].as_py()}) holds {value:g} in layer {array.layer}, "
             f"{array.kind} ({int(wrong.sum())} values); {remedy}; the shard was not published"
         )
     raise AssertionError("an absolute maximum is not finite, so a value is not")
+
+
+def _range_exceeded(held_type: Any) -> tuple[str, str]:
+    """Rule and remedy for a finite value that became infinite."""
+    if held_type == np.float16:
+        return f"float16 holds values up to {MAX_FLOAT16:g}", "choose bfloat16, which holds it"
+    return f"bfloat16 holds values up to {MAX_BFLOAT16:.6g}", "choose float32, which holds it"
 
 
 def _shown(held: Any) -> float:

@@ -17,15 +17,19 @@ from .codecs import round_to_bfloat16, store_into
 from .errors import ConfigError, PrecisionError
 from .quantise import Steps
 
-__all__ = ["ReadDtype", "convert_rows", "numpy_dtype"]
+__all__ = ["MAX_BFLOAT16", "MAX_FLOAT16", "ReadDtype", "convert_rows", "numpy_dtype"]
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 ReadDtype = Literal["float32", "float64", "float16", "bfloat16"]
 """`bfloat16` comes as bit patterns in uint16, which torch views as its own type."""
+MAX_BFLOAT16: Final = (2 - 2.0**-7) * 2.0**127
+MAX_FLOAT16: Final = 65504.0
 _BLOCK_VALUES: Final = 1 << 16
 _SMALL_ROW: Final = 4096
 """Values from which on a row is worth a step of its own; smaller ones are gathered and scattered by NumPy."""
+_MAGNITUDE: Final = np.uint16(0x7FFF)
+_INFINITE: Final = np.uint16(0x7F80)
 _HALF_BITS: Final = np.int32(~0x70001FFF)
 """Sign, exponent and fraction of a float16 that was shifted to a float32's place."""
 _HALF_SCALE: Final = np.float32(2.0**112)
@@ -54,7 +58,7 @@ def convert_rows(stored: Array, local: Int64, out: Array, places: Int64, steps: 
         steps: of int8 codes.
 
     Raises:
-        PrecisionError: a value is beyond float16.
+        PrecisionError: a value is beyond float16 or bfloat16.
     """
     row_values = stored[0].size
     if row_values < _SMALL_ROW:
@@ -82,7 +86,7 @@ def _convert(stored: Array, out: Array, steps: Steps | None) -> None:
             values = np.empty(stored.shape, np.float32)
             _widen(stored, values, steps)
         if out.dtype == np.uint16:
-            out[...] = round_to_bfloat16(values)
+            _round(values, out)
         elif out.dtype == np.float16:
             _narrow(values, out)
         else:
@@ -108,11 +112,26 @@ def _widen(stored: Array, out: Array, steps: Steps | None) -> None:
         out *= _HALF_SCALE
 
 
+def _round(values: Array, out: Array) -> None:
+    bits = round_to_bfloat16(values)
+    beyond = (bits & _MAGNITUDE) == _INFINITE
+    if beyond.any():
+        _refuse("bfloat16", MAX_BFLOAT16, values[beyond])
+    out[...] = bits
+
+
 def _narrow(values: Array, out: Array) -> None:
     with np.errstate(over="ignore"):
         out[...] = values
-    beyond = np.isinf(out) & np.isfinite(values)
+    beyond = np.isinf(out)
     if beyond.any():
+        _refuse("float16", MAX_FLOAT16, values[beyond])
+
+
+def _refuse(dtype: str, most: float, values: Array) -> None:
+    """Refuse the values that became infinite, unless they were."""
+    finite = values[np.isfinite(values)]
+    if len(finite):
         raise PrecisionError(
-            f"float16 holds values up to 65504; one is {values[beyond][0]:.6g}; read them as float32"
+            f"{dtype} holds values up to {most:.6g}; one is {finite[0]:.6g}; read them as float32"
         )

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from .codecs import held_type
+from .conversion import MAX_BFLOAT16
 from .errors import PrecisionError
 from .layout import TokenKind
 from .plan import EpochPlan
@@ -191,6 +192,10 @@ def _convert(held: npt.NDArray[Any], out: torch.Tensor, steps: Sequence[Steps | 
         out.copy_(values.view(torch.bfloat16) if held.dtype == np.uint16 else values)
     if out.dtype == torch.float16 and held.dtype != np.float16 and not bool(out.isfinite().all()):
         raise PrecisionError("float16 holds values up to 65504; one of this batch is beyond; take bfloat16")
+    if out.dtype == torch.bfloat16 and held.dtype == np.float32 and not bool(out.isfinite().all()):
+        raise PrecisionError(
+            f"bfloat16 holds values up to {MAX_BFLOAT16:.6g}; one of this batch is beyond; take float32"
+        )
 
 
 def _decode(codes: torch.Tensor, out: torch.Tensor, steps: Sequence[Steps | None]) -> None:

@@ -42,7 +42,8 @@ _RESERVE: Final = 0.01
 _SCATTER: Final = 4 * 0.9
 """Over the root of the number of values: how far their mean squared error may lie above step**2 / 12, as four
 standard errors of the square of an evenly distributed number. A shard may have as little as one good row."""
-_LEAST_STEP: Final = 2.0**-100
+_LEAST_STEP: Final = 2.0**-56
+"""Finer steps are refused: the squares of errors a hundred times smaller would get lost in float32."""
 _SCALE_BITS: Final = np.uint32(0xFFFF_FF00)
 """Scales have 16 significant bits: their product with a code is exact, so that readers cannot differ."""
 _BLOCK_VALUES: Final = 1 << 16
@@ -149,6 +150,8 @@ class PatchMoments:
         Raises:
             NonFiniteError: a value is NaN or infinite.
         """
+        if not len(patches):
+            return
         self._row_values = patches[0].size
         for row in patches:
             if not np.isfinite(row).all():
@@ -167,7 +170,8 @@ class PatchMoments:
         """Steps with which 1 - R2 of a store of `num_rows` rows stays below 0.001.
 
         Raises:
-            PrecisionError: single values lie so far out that no steps reach it.
+            PrecisionError: single values lie so far out that no steps reach it, or all so near to each other
+                that the steps would be too fine to count what they cost.
         """
         assert self._means
         means, variances = np.stack(self._means), np.stack(self._variances)
@@ -204,10 +208,10 @@ def _steps(deviation: Float64, reach: Float64, allowed: float) -> Float64:
         least = reach
     if (least**2).mean() > budget:
         worst = int(reach.argmax())
+        times = MAX_CODE * reach[worst] / max(deviation[worst], np.finfo(np.float32).tiny)
         raise PrecisionError(
-            f"int8 holds patches that reach {MAX_CODE} steps; channel {worst} reaches "
-            f"{MAX_CODE * reach[worst] / max(deviation[worst], _LEAST_STEP):.0f} of its standard deviations, "
-            "too far for an R2 of 0.999; choose bfloat16"
+            f"int8 holds patches that reach {MAX_CODE} steps; channel {worst} reaches {times:.0f} of its "
+            "standard deviations, too far for an R2 of 0.999; choose bfloat16"
         )
     # A channel without any spread would get no step at all, and one row that differs would then clip.
     shape = np.sqrt(np.maximum(deviation, deviation.max() / 1e3))
@@ -217,10 +221,16 @@ def _steps(deviation: Float64, reach: Float64, allowed: float) -> Float64:
         within = (np.maximum(middle * shape, least) ** 2).mean() <= budget
         low, high = (middle, high) if within else (low, middle)
     steps: Float64 = np.maximum(low * shape, least)
+    if steps.min() < _LEAST_STEP:
+        finest = int(steps.argmin())
+        raise PrecisionError(
+            f"int8 has steps of at least {_LEAST_STEP:.3g}; channel {finest}, of a standard deviation of "
+            f"{deviation[finest]:.3g}, needs {steps[finest]:.3g}; choose bfloat16, or scale the values"
+        )
     return steps
 
 
 def _rounded(steps: Float64) -> Float32:
     """Steps as float32 of 16 significant bits, never larger than they were."""
-    single = np.nextafter(np.maximum(steps, _LEAST_STEP).astype(np.float32), np.float32(0))
+    single = np.nextafter(steps.astype(np.float32), np.float32(0))
     return (single.view(np.uint32) & _SCALE_BITS).view(np.float32)

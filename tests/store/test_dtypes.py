@@ -119,6 +119,28 @@ def test_values_beyond_float16_are_refused_when_they_are_read_so(make_plan: Make
         next(iter(ActivationLoader(store, layers=[2], batch_size=50, dtype=torch.float16)))
 
 
+def test_values_beyond_bfloat16_are_refused_when_they_are_read_so(make_plan: MakePlan) -> None:
+    plan = make_plan(dtype="float32")
+    plan.values[5, 1, 4, 2] = -3.4e38
+    store = plan.write()
+    told = r"bfloat16 holds values up to 3\.38953e\+38; one is -3\.4e\+38; read them as float32"
+    with pytest.raises(PrecisionError, match=told):
+        store.read([5], [2], dtype="bfloat16")
+    with pytest.raises(PrecisionError, match=r"3\.38953e\+38; one of this batch is beyond; take float32"):
+        next(iter(ActivationLoader(store, layers=[2], batch_size=50, dtype=torch.bfloat16)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "token"), [("bfloat16", 4), ("int8", 0)], ids=["bfloat16 patches", "int8 cls"]
+)
+def test_a_finite_value_beyond_bfloat16_is_named(make_plan: MakePlan, dtype: str, token: int) -> None:
+    plan = make_plan(dtype=dtype)
+    plan.values[5, 1, token, 2] = 3.4e38
+    told = r"bfloat16 holds values up to 3\.38953e\+38; row 5 .* holds 3\.4e\+38 in layer 2.*choose float32"
+    with plan.open() as writer, pytest.raises(NonFiniteError, match=told):
+        plan.publish(writer, 0)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_values_that_are_not_finite_are_refused(make_plan: MakePlan, dtype: str, value: float) -> None:

@@ -112,6 +112,26 @@ def test_values_too_far_out_are_refused_at_planning() -> None:
         calibrated(x)
 
 
+@pytest.mark.parametrize("scale", [1e-14, 1e-30, 1e-40])
+def test_steps_too_fine_to_count_their_errors_are_refused(scale: float) -> None:
+    """In float32 the squares of such errors are 0: nothing would ever be over the bound."""
+    x = patches(40) * np.float32(scale)
+    if scale == 1e-14:
+        errors, _ = Steps.of(calibrated(x)).quantise(x, np.empty(x.shape, np.int8))
+        assert MAX_ERROR / 10 < unexplained(x, errors) < MAX_ERROR
+        return
+    with pytest.raises(PrecisionError, match=r"int8 has steps of at least 1\.39e-17; channel \d+, .* needs"):
+        calibrated(x)
+
+
+def test_no_rows_add_nothing() -> None:
+    x = patches(40)
+    moments = PatchMoments(x.shape[-1])
+    for part in (x[:0], x[:9], x[9:9], x[9:]):
+        moments.add(part)
+    assert moments.quantisation(10_000) == calibrated(x)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_becomes_no_value(value: float) -> None:
     x = patches(3)
