@@ -1,6 +1,7 @@
 """One string a row from a file that somebody made beside an array: labels or keys.
 
-`.txt` (a line a row), `.csv` (with a header) or `.parquet` in; a list of strings or None out.
+`.txt` (a line a row), `.csv` (with a header) or `.parquet` in; a list of strings or None out. Names are
+taken as they are written: `007` stays `007`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ def read_row_list(path: Path, column: str, num_rows: int) -> list[str | None]:
     """The strings of a file, in row order; an empty one is None.
 
     Args:
-        path: a `.txt`, `.csv` or `.parquet` file.
+        path: a `.txt`, `.csv` or `.parquet` file, in UTF-8 with or without its mark of byte order.
         column: which column of a table; another name will do if it is the only one.
         num_rows: how many there must be.
 
     Raises:
-        ConfigError: the file is none of these, cannot be read, or holds another number of rows.
+        ConfigError: the file is none of these, cannot be read, holds something else than strings and whole
+            numbers, or another number of rows.
     """
     try:
         values = _read(path, column)
@@ -38,26 +40,49 @@ def read_row_list(path: Path, column: str, num_rows: int) -> list[str | None]:
 def _read(path: Path, column: str) -> list[str | None]:
     suffix = path.suffix.lower()
     if suffix == ".txt":
-        return [line or None for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = path.read_text(encoding="utf-8-sig").split(
+            "\n"
+        )  # a name may hold what `splitlines` splits at
+        return [line or None for line in (lines if lines[-1] else lines[:-1])]
     if suffix == ".csv":
-        from pyarrow import csv
-
-        as_text = csv.ConvertOptions(
-            column_types={column: pa.string()}, null_values=[""], strings_can_be_null=True
-        )
-        table = csv.read_csv(path, convert_options=as_text)
+        table = _csv(path)
     elif suffix == ".parquet":
         from pyarrow import parquet
 
         table = parquet.read_table(path)
     else:
         raise ConfigError(f"{column}s come from a .txt, .csv or .parquet file; got {path}")
-    return [None if value in (None, "") else str(value) for value in _column(path, table, column).to_pylist()]
+    return [_text(path, column, value) for value in _column(path, table, column).to_pylist()]
+
+
+def _csv(path: Path) -> Any:
+    """The table with every column as it is written."""
+    from pyarrow import csv
+
+    with csv.open_csv(path) as opened:
+        names = opened.schema.names
+    as_text = csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()), null_values=[""], strings_can_be_null=True
+    )
+    return csv.read_csv(path, convert_options=as_text)
+
+
+def _text(path: Path, column: str, value: Any) -> str | None:
+    if isinstance(value, bytes):
+        value = value.decode("utf-8")
+    if value is None or isinstance(value, str):
+        return value or None
+    if isinstance(value, int):
+        return str(value)
+    raise ConfigError(
+        f"{column}s are strings or whole numbers; {path} holds {type(value).__name__}s such as {value}: write "
+        "them as strings"
+    )
 
 
 def _column(path: Path, table: Any, column: str) -> Any:
     names = table.column_names
-    if column in names:
+    if names.count(column) == 1:
         return table[column]
     if len(names) == 1:
         return table[names[0]]
