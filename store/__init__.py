@@ -3,6 +3,23 @@
     from activault.store import open_store, ActivationLoader
 
 Importing this room imports neither torch nor zarr; `ActivationLoader` and `Batch` come with the first use.
+
+A map of the room; FORMAT.md says what the files of a store mean:
+
+    what a store is     layout, manifest, held, grid; errors, remedies
+    bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
+                        shard_files, shard_writing
+    tables and records  files, sealed, samples, sample_tables, records, index, root, completion; card, markup
+    places              storage, places, remote, answers, aws, fetching
+    writing             creation, buffer, checks, marks, writer
+    reading             selection, shards, reading, recycling, reader, facts, dask_arrays; plan,
+                        prefetch, loader
+    verify and mend     verify, findings, check_structure, check_records, check_samples, check_precision,
+                        check_bytes; repair, restoring
+    sharing             parts, sources, joins, copy_plan, copy_shard, copying, destinations, transfer,
+                        merging; publishing, publish_files, occupied, targets, bucket, hub
+    import              reference, row_lists, import_plan, import_blocks, importing
+    helpers             cores (how many there are), deferred (modules that are imported at their first use)
 """
 
 from __future__ import annotations

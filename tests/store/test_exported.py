@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import activault.store as room
 
@@ -24,6 +26,15 @@ def test_every_error_of_a_store_is_among_them() -> None:
     from activault.store import errors
 
     assert set(errors.__all__) <= set(room.__all__)
+
+
+def test_every_file_is_on_the_map_once() -> None:
+    assert room.__doc__ is not None
+    assert room.__file__ is not None
+    map_ = room.__doc__.partition("A map of the room")[2]
+    named = re.findall(r"[a-z_]+(?=[,;]|\n| \()", re.sub(r"\([^)]*\)", "()", map_))
+    files = {file.stem for file in Path(room.__file__).parent.glob("*.py")} - {"__init__"}
+    assert sorted(name for name in named if name in files) == sorted(files)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
