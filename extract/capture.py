@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,6 @@ __all__ = ["Decoded", "Progress", "StallTimes", "capture", "exact_arithmetic", "
 
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
-_WAIT: Final = 0.5
-"""Seconds until shards that other processes own are looked at again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +111,9 @@ def capture(
         NonFiniteError, StoreError: from publishing.
     """
     stalls = StallTimes()
-    wanted = writer.unfinished if shards is None else list(shards)
-    while True:
+    for wanted in writer.rounds(writer.unfinished if shards is None else shards):
         _capture_claimed(writer, backbone, decode, wanted, stalls, batch_size, workers, progress)
-        wanted = [shard for shard in wanted if not writer.is_finished(shard)]
-        if not wanted:
-            return stalls
-        time.sleep(_WAIT)
+    return stalls
 
 
 def _capture_claimed(
@@ -135,19 +129,12 @@ def _capture_claimed(
     """Compute and publish those of `shards` that no other writer owns or has finished by then."""
     manifest, claimed = writer.manifest, deque[int]()
     done = manifest.num_rows - sum(len(manifest.shard_range(shard)) for shard in shards)
-
-    def rows() -> Iterator[int]:
-        # The decoders ask ahead, so that the next shard is claimed before the one at hand is done.
-        for shard in shards:
-            if writer.claim(shard):
-                claimed.append(shard)
-                yield from manifest.shard_range(shard)
-
+    rows = _claimed_rows(writer, shards, claimed)
     with (
         quiet_decoders(),
         exact_arithmetic(),
         _Publisher(writer, stalls, _writer_threads(backbone)) as publisher,
-        _Decoder(decode, rows(), workers, ahead=2 * batch_size + workers) as decoder,
+        _Decoder(decode, rows, workers, ahead=2 * batch_size + workers) as decoder,
     ):
         while claimed:
             buffer, outcomes = writer.buffer(claimed.popleft()), list[Outcome]()
@@ -165,6 +152,17 @@ def _capture_claimed(
             # The publisher owns it now; holding on to it would keep three buffers alive.
             del buffer
         publisher.finish()
+
+
+def _claimed_rows(writer: StoreWriter, shards: Sequence[int], claimed: deque[int]) -> Iterator[int]:
+    """Rows of the shards that can be claimed; each is claimed, and noted, when its first row is asked for.
+
+    The decoders ask ahead, so that the next shard is claimed before the one at hand is done.
+    """
+    for shard in shards:
+        if writer.claim(shard):
+            claimed.append(shard)
+            yield from writer.manifest.shard_range(shard)
 
 
 def _writer_threads(backbone: Backbone) -> int | None:

@@ -100,18 +100,9 @@ def extract(
     decode = _decoder(source, order, backbone)
     backbone = backbone.to(device)
     workers = options.workers or num_cores()
-
-    def steps(layers: tuple[int, ...]) -> tuple[Quantisation, ...]:
-        return calibrate(
-            backbone, decode, num_rows=len(order), layers=layers, seed=options.seed, workers=workers
-        )
-
-    manifest = plan_manifest(source, len(order), backbone, options, lambda: planned_at(store), steps)
-    keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
-    samples = plan_samples(keys, labels, source.info.name)
-    with create_store(store, manifest, samples, lambda folder: save_teacher(backbone, folder)) as writer:
+    with _planned(source, order, backbone, store, options, decode, workers) as writer:
         shards = writer.unfinished if choose is None else choose(writer)
-        num_new = sum(len(manifest.shard_range(shard)) for shard in shards)
+        num_new = sum(len(writer.manifest.shard_range(shard)) for shard in shards)
         stalls = capture(
             writer,
             backbone,
@@ -130,6 +121,28 @@ def extract(
 def _existing(path: Path) -> Store | None:
     """The store that is there already; a path that is something else is refused before anything is loaded."""
     return None if is_free(path) else open_store(path)
+
+
+def _planned(
+    source: ImageFolder,
+    order: Rows,
+    backbone: Backbone,
+    store: Path,
+    options: ExtractOptions,
+    decode: Callable[[int], Decoded],
+    workers: int,
+) -> StoreWriter:
+    """The store as it is asked for, planned now or long ago."""
+
+    def steps(layers: tuple[int, ...]) -> tuple[Quantisation, ...]:
+        return calibrate(
+            backbone, decode, num_rows=len(order), layers=layers, seed=options.seed, workers=workers
+        )
+
+    manifest = plan_manifest(source, len(order), backbone, options, lambda: planned_at(store), steps)
+    keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
+    samples = plan_samples(keys, labels, source.info.name)
+    return create_store(store, manifest, samples, lambda folder: save_teacher(backbone, folder))
 
 
 def _decoder(source: ImageFolder, order: Rows, backbone: Backbone) -> Callable[[int], Decoded]:

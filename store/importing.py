@@ -42,8 +42,6 @@ __all__ = ["ImportOptions", "ImportSummary", "import_reference"]
 
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
-_WAIT: Final = 0.5
-"""Seconds between looks at shards that another process owns."""
 _ROWS_BACK: Final = 64
 """Rows of one array read back at a time."""
 
@@ -130,8 +128,8 @@ def _samples(reference: Reference, options: ImportOptions) -> pa.Table:
 def _convert_all(reference: Reference, writer: StoreWriter, progress: Progress | None) -> int:
     """Convert what is unfinished, beside other processes that may be at it; returns the rows it converted."""
     size = {shard: len(writer.manifest.shard_range(shard)) for shard in writer.unfinished}
-    wanted, num_new = list(size), 0
-    while wanted:
+    num_new = 0
+    for wanted in writer.rounds(list(size)):
         for shard in wanted:
             if not writer.claim(shard):
                 continue
@@ -140,9 +138,6 @@ def _convert_all(reference: Reference, writer: StoreWriter, progress: Progress |
             if progress is not None:
                 left = sum(size[other] for other in wanted if other > shard)
                 progress(reference.num_rows - left, reference.num_rows)
-        wanted = [shard for shard in wanted if not writer.is_finished(shard)]
-        if wanted:
-            time.sleep(_WAIT)
     return num_new
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +36,7 @@ from .records import (
     statistics_path,
 )
 from .remedies import AGAIN
+from .restoring import restore_records
 from .root import PLANNING, Root
 from .samples import OK, Outcome
 from .shard_writing import Content, write_shard_file
@@ -41,6 +44,9 @@ from .statistics import Losses, statistics_bytes
 from .storage import Folder
 
 __all__ = ["StoreWriter"]
+
+_WAIT: Final = 0.5
+"""Seconds until shards that other writers own are looked at again."""
 
 
 class StoreWriter:
@@ -61,6 +67,7 @@ class StoreWriter:
         self._claimed: dict[int, Mark] = {}
         self._handle = lock_shared(path)
         self._close = weakref.finalize(self, os.close, self._handle)
+        restore_records(path)  # before leftover marks: their shards' files stay where there is a record
         self._collect()
 
     def _collect(self) -> None:
@@ -93,6 +100,18 @@ class StoreWriter:
     def is_finished(self, shard: int) -> bool:
         """Whether a shard has a valid record, and all its files are there with their recorded sizes."""
         return is_finished(self._storage, self.manifest, shard)
+
+    def rounds(self, shards: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Those of `shards` that are to be written, again and again until all are finished.
+
+        A round is over when the caller has written what it could claim. The next one, after a wait, is of
+        what other writers had: of those that are slow, and of those that died.
+        """
+        while shards:
+            yield shards
+            shards = [shard for shard in shards if not self.is_finished(shard)]
+            if shards:
+                time.sleep(_WAIT)
 
     def claim(self, shard: int) -> bool:
         """Become an unfinished shard's one owner before it is computed, until it is published.
