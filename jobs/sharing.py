@@ -89,9 +89,8 @@ def pull(
                 f"the source is not finished: {planned.num_unfinished} shards are left out; pull again when "
                 "it has gone on"
             )
-        if there and not dry_run:
-            check = f"`activault verify {destination} --deep` reads it"
-            _say(f"of what is there names and sizes alone are looked at; {check}")
+        if there and not dry_run and not deep:
+            _say("of what is there names and sizes alone are looked at; --deep reads it")
     if not dry_run:
         _run(
             "pull", json, lambda advance: planned.run(path, deep=deep, num_threads=threads, progress=advance)

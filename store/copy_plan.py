@@ -15,12 +15,20 @@ import pyarrow as pa
 from .errors import CorruptStoreError, StoreMismatchError
 from .joins import RecordPiece, picked_files
 from .manifest import Manifest
-from .records import ArrayFile, ArrayKey, is_finished, read_record
+from .records import ArrayFile, ArrayKey, ShardRecord, file_faults, read_record
 from .root import Root
 from .sources import CopySource
 from .storage import Folder
 
-__all__ = ["REMEDY", "CopyPlan", "Piece", "kept_shards"]
+__all__ = [
+    "REMEDY",
+    "CopyPlan",
+    "Piece",
+    "kept_bytes",
+    "kept_shards",
+    "record_there",
+    "refuse_other_values",
+]
 
 REMEDY: Final = "choose another path; parts of one store in two folders are joined by `activault merge`"
 """What to do where the copy cannot go."""
@@ -70,26 +78,45 @@ class CopyPlan:
         return picked_files([piece.of(shard) for piece in self.shards[shard]], self.manifest, shard)
 
 
-def kept_shards(plan: CopyPlan, path: Path) -> dict[int, int]:
-    """Finished shards of the plan that are at `path` already, and their bytes.
+def record_there(plan: CopyPlan, path: Path, shard: int) -> ShardRecord | None:
+    """A shard's valid record at `path`, which names the very files that the plan brings; None if it has none.
 
     Raises:
-        StoreMismatchError: a shard there holds other values than the sources'.
+        StoreMismatchError: the shard there holds other values than the sources'.
     """
-    here, kept = Folder(path), dict[int, int]()
-    for shard in plan.shards:
-        try:
-            found = read_record(here, plan.manifest, shard)
-        except CorruptStoreError:
-            continue  # it is copied again
-        if found is None:
-            continue
-        for ours, theirs in zip(found[0].files, plan.files(shard), strict=True):
-            if ours != theirs:
-                raise StoreMismatchError(
-                    f"{path} holds other values of the same plan: {ours.path} has the hash {ours.hash} there "
-                    f"and {theirs.hash} in the source; {REMEDY}"
-                )
-        if is_finished(here, plan.manifest, shard):
-            kept[shard] = found[0].num_bytes + found[0].statistics.bytes
-    return kept
+    try:
+        found = read_record(Folder(path), plan.manifest, shard)
+    except CorruptStoreError:
+        return None  # it is copied again
+    if found is None:
+        return None
+    refuse_other_values(plan, path, found[0])
+    return found[0]
+
+
+def refuse_other_values(plan: CopyPlan, path: Path, record: ShardRecord) -> None:
+    """Refuse a record at `path` of other files than the plan brings.
+
+    Raises:
+        StoreMismatchError: names the first.
+    """
+    for ours, theirs in zip(record.files, plan.files(record.shard), strict=True):
+        if ours != theirs:
+            raise StoreMismatchError(
+                f"{path} holds other values of the same plan: {ours.path} has the hash {ours.hash} there "
+                f"and {theirs.hash} in the source; {REMEDY}"
+            )
+
+
+def kept_bytes(plan: CopyPlan, path: Path, shard: int) -> int | None:
+    """Bytes of a shard of the plan if it is finished at `path`; raises as `record_there`."""
+    record = record_there(plan, path, shard)
+    if record is None or next(file_faults(Folder(path), record), None) is not None:
+        return None
+    return record.num_bytes + record.statistics.bytes
+
+
+def kept_shards(plan: CopyPlan, path: Path) -> dict[int, int]:
+    """Finished shards of the plan that are at `path` already, and their bytes; raises as `record_there`."""
+    found = ((shard, kept_bytes(plan, path, shard)) for shard in plan.shards)
+    return {shard: size for shard, size in found if size is not None}

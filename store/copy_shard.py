@@ -1,10 +1,13 @@
 """One shard of a copy: marked, its files brought in, and its record made last.
 
-Pieces of the sources in; array files, statistics and record of one shard on disk out.
+Pieces of the sources in; array files, statistics and record of one shard on disk out. A shard that has the
+record already is mended: what it lacks appears by rename, and its record and the index, which say of it what
+they said before, stay all the while, so that a source that fails takes nothing away.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from itertools import islice
@@ -15,8 +18,8 @@ from .fetching import FileToFetch, Stopped
 from .files import atomic_write, sync_folder
 from .joins import RecordPiece, join_record, join_statistics, picked
 from .manifest import Manifest
-from .marks import begin_again, own
-from .records import statistics_path
+from .marks import Mark, begin_again
+from .records import record_path, statistics_path
 from .sources import read_checked
 
 __all__ = ["ShardCopy"]
@@ -28,21 +31,23 @@ class ShardCopy:
     Args:
         path: the copy.
         manifest: the copy's.
+        mark: the shard's, owned; let go of by `finish` or `close`.
         shard: its number.
         pieces: what each source gives.
+        mends: whether a record is there that names the same files.
         fetch: brings one file to disk.
         pool: threads to do so.
-
-    Raises:
-        ShardBusyError: another process is writing this shard.
     """
 
     def __init__(
         self,
         path: Path,
         manifest: Manifest,
+        mark: Mark,
         shard: int,
         pieces: Sequence[Piece],
+        *,
+        mends: bool,
         fetch: Callable[[FileToFetch], None],
         pool: ThreadPoolExecutor,
     ) -> None:
@@ -50,8 +55,10 @@ class ShardCopy:
         self._manifest = manifest
         self._shard = shard
         self._pieces = [(piece.source.storage, piece.of(shard)) for piece in pieces]
-        self._mark = own(path, manifest, shard)
-        begin_again(path, [shard])
+        self._mark = mark
+        self._mends = mends
+        if not mends:
+            begin_again(path, [shard])
         self._statistics = pool.submit(self._read_statistics)
         self._files: list[Future[None]] = []
         for storage, piece in self._pieces:
@@ -87,11 +94,28 @@ class ShardCopy:
             raise error
         statistics = join_statistics(self._statistics.result(), self._manifest)
         _, text = join_record([piece for _, piece in self._pieces], self._manifest, statistics)
-        atomic_write(self._path / statistics_path(self._shard), statistics)
-        self._mark.publish(text)
+        if self._mends and _read(self._path / record_path(self._shard)) != text:
+            # The files are the same, but what is said of the images is not.
+            begin_again(self._path, [self._shard])
+            self._mends = False
+        if not self._mends or _read(self._path / statistics_path(self._shard)) != statistics:
+            atomic_write(self._path / statistics_path(self._shard), statistics)
+        if not self._mends:
+            self._mark.publish(text)
         self.close()
         return len(statistics)
 
     def close(self) -> None:
         """Let go of the shard; the files that are there stay."""
+        if self._mends and self._mark.close.alive:
+            # Best effort: a mark beside a record is collected alone.
+            with contextlib.suppress(OSError):
+                self._mark.discard()
         self._mark.close()
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return None

@@ -1,7 +1,8 @@
 """Making a store out of shards of others: planned as any store, filled shard by shard, completed at the end.
 
 A `CopyPlan` in, a store in a folder out. What is not finished is an unfinished store of its own at every
-moment, so that a copy that was killed goes on, verifies, and is never mistaken for the whole.
+moment, so that a copy that was killed goes on, verifies, and is never mistaken for the whole. One that was
+finished stays so while it is mended. Several may fill one folder: a shard is copied by whoever owns it.
 """
 
 from __future__ import annotations
@@ -13,30 +14,44 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
+from .check_structure import planned_metadata
 from .completion import is_completed, write_completion
-from .copy_plan import REMEDY, CopyPlan, kept_shards
+from .copy_plan import REMEDY, CopyPlan, kept_bytes, kept_shards, record_there
 from .copy_shard import ShardCopy
 from .creation import is_free, plan_store
-from .errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
+from .errors import ConfigError, CorruptStoreError, ShardBusyError, StoreError, StoreMismatchError
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
-from .files import disk_error, leftovers, lock_shared, locked_alone
-from .marks import MARK_NAME, begin_again
+from .files import (
+    atomic_write,
+    disk_error,
+    leftovers,
+    lock_shared,
+    locked_alone,
+    refuse_another_folder,
+)
+from .marks import MARK_NAME, begin_again, own
+from .restoring import restore_records
 from .root import PLANNING
 from .storage import Folder
 
 __all__ = ["Progress", "copy_store"]
 
 Progress = Callable[[int, int], None]
+_BUSY_S: Final = 0.5
+"""Between two looks at shards that another process has."""
 
 
 def copy_store(
     plan: CopyPlan,
     path: Path,
     *,
+    deep: bool = False,
     num_threads: int = 8,
     retries: Retries | None = None,
     progress: Progress | None = None,
@@ -46,6 +61,7 @@ def copy_store(
     Args:
         plan: what to make.
         path: where there is nothing, an empty folder, or what an earlier run of the same plan left.
+        deep: hold also what is there already against its hashes, and copy again what is not what was written.
         num_threads: files under way at once; each takes about 16 MiB of memory.
         retries: patience with the sources.
         progress: told `(bytes done, bytes in all)`, from any thread, one at a time.
@@ -60,7 +76,7 @@ def copy_store(
     """
     if num_threads < 1:
         raise ConfigError(f"a copy takes 1 thread or more; got {num_threads}")
-    copy = _Copy(plan, path, retries or Retries(), progress)
+    copy = _Copy(plan, path, retries or Retries(), progress, deep=deep)
     try:
         copy.run(num_threads)
     except OSError as exc:
@@ -70,11 +86,17 @@ def copy_store(
 class _Copy:
     """One copy under way."""
 
-    def __init__(self, plan: CopyPlan, path: Path, retries: Retries, progress: Progress | None) -> None:
+    def __init__(
+        self, plan: CopyPlan, path: Path, retries: Retries, progress: Progress | None, *, deep: bool
+    ) -> None:
         self.plan = plan
         self.path = path
         self.retries = retries
         self.stop = threading.Event()
+        self._deep = deep
+        self._distrusted: frozenset[int] = frozenset()
+        """Shards whose files are held against their hashes although they look finished."""
+        self._refuse_another_folder: Callable[[], None] = lambda: None
         self._progress = progress
         self._done = 0
         self._lock = threading.Lock()
@@ -99,18 +121,32 @@ class _Copy:
         if not free:
             self._plan(samples)
         kept = {} if free else kept_shards(plan, self.path)
-        self.arrived(sum(kept.values()))
-        _refuse_small_disk(self.path, self.left_bytes)
+        _refuse_small_disk(self.path, plan.num_bytes - sum(kept.values()))
         if free:
             self._plan(samples)
-        else:
-            self._fetch_teacher(self.path / "teacher")  # those that are there are looked at
-        with _at_work(self.path):
-            todo = [shard for shard in plan.shards if shard not in kept]
-            if todo:
-                self._copy_shards(todo, num_threads)
+        with _at_work(self.path) as handle:
+            self._refuse_another_folder = partial(refuse_another_folder, handle, self.path)
+            if not free:
+                self._mend_planned()
+            todo = [shard for shard in plan.shards if self._deep or shard not in kept]
+            self.arrived(0 if self._deep else sum(kept.values()))
+            while todo := self._copy_shards(todo, num_threads):
+                self.stop.wait(_BUSY_S)  # others have those
             if plan.complete and not self._is_completed():
+                self._refuse_another_folder()
                 write_completion(self.path, plan.root, samples)
+
+    def _mend_planned(self) -> None:
+        """Bring back what planning made and is not there any more, or not as it was."""
+        self._fetch_teacher(self.path / "teacher")  # those that are there are looked at
+        for name, content in planned_metadata(self.plan.manifest).items():
+            file = self.path / name
+            if not file.is_file() or file.read_bytes() != content:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                atomic_write(file, content)
+        # A shard whose record was damaged or deleted stays valid by the index while it is looked at.
+        restored = restore_records(self.path)
+        self._distrusted = frozenset(self.plan.shards if self._deep else restored)
 
     def _plan(self, samples: pa.Table) -> None:
         root = plan_store(self.path, self.plan.manifest, samples, self._fetch_teacher, REMEDY)
@@ -132,20 +168,28 @@ class _Copy:
 
     def fetch(self, file: FileToFetch) -> None:
         """One file, from any thread."""
+        self._refuse_another_folder()
         fetch_file(file, self.path, self.retries, self.stop, self.arrived)
 
-    def _copy_shards(self, shards: Iterable[int], num_threads: int) -> None:
+    def _copy_shards(self, shards: Iterable[int], num_threads: int) -> list[int]:
+        """Copy those that nobody else has; returns the others."""
         under_way: deque[ShardCopy] = deque()
+        busy: list[int] = []
         with ThreadPoolExecutor(num_threads, "activault-copy") as pool:
             try:
                 for shard in shards:
-                    pieces = self.plan.shards[shard]
-                    under_way.append(
-                        ShardCopy(self.path, self.plan.manifest, shard, pieces, self.fetch, pool)
-                    )
+                    try:
+                        copy = self._begin(shard, pool)
+                    except ShardBusyError:
+                        busy.append(shard)
+                        continue
+                    if copy is not None:
+                        under_way.append(copy)
                     # So many files wait that every thread goes on while a shard is finished.
                     while (
-                        sum(each.num_files for each in under_way) > 2 * num_threads + under_way[0].num_files
+                        under_way
+                        and sum(each.num_files for each in under_way)
+                        > 2 * num_threads + under_way[0].num_files
                     ):
                         self._finish(under_way)
                 while under_way:
@@ -157,17 +201,49 @@ class _Copy:
                 pool.shutdown(cancel_futures=True)
                 for each in under_way:
                     each.close()
+        return busy
+
+    def _begin(self, shard: int, pool: ThreadPoolExecutor) -> ShardCopy | None:
+        """Own a shard and begin to fetch it; None if another process has finished it meanwhile.
+
+        Raises:
+            ShardBusyError: another process has it now.
+        """
+        self._refuse_another_folder()
+        mark = own(self.path, self.plan.manifest, shard)
+        try:
+            kept = None if shard in self._distrusted else kept_bytes(self.plan, self.path, shard)
+            if kept is None:
+                mends = record_there(self.plan, self.path, shard) is not None
+                pieces = self.plan.shards[shard]
+                return ShardCopy(
+                    self.path,
+                    self.plan.manifest,
+                    mark,
+                    shard,
+                    pieces,
+                    mends=mends,
+                    fetch=self.fetch,
+                    pool=pool,
+                )
+        except BaseException:
+            mark.close()
+            raise
+        mark.discard()  # alone: the shard has its record
+        self.arrived(kept)
+        return None
 
     def _finish(self, under_way: deque[ShardCopy]) -> None:
+        self._refuse_another_folder()
         self.arrived(under_way[0].finish())
         under_way.popleft()
 
 
 @contextmanager
-def _at_work(path: Path) -> Iterator[None]:
+def _at_work(path: Path) -> Iterator[int]:
     """Hold the writers' shared lock; first remove what killed copies left half-written.
 
-    Marks stay, with the files of their shards: the copy goes on with both.
+    Marks stay, with the files of their shards: the copy goes on with both. Yields the folder's handle.
     """
     handle = lock_shared(path)
     try:
@@ -177,7 +253,10 @@ def _at_work(path: Path) -> Iterator[None]:
                 for file in leftovers(path):
                     if MARK_NAME.fullmatch(file.name) is None:
                         file.unlink(missing_ok=True)
-        yield
+        yield handle
+    except OSError:
+        refuse_another_folder(handle, path)  # which says more than that a file cannot be written
+        raise
     finally:
         os.close(handle)
 

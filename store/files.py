@@ -15,12 +15,12 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import xxhash
 
 from .errors import CorruptStoreError, StoreError
-from .remedies import COPY
+from .remedies import AGAIN, COPY
 from .storage import Folder, Storage
 
 __all__ = [
@@ -33,8 +33,10 @@ __all__ = [
     "lock_shared",
     "locked_alone",
     "locked_by_one",
+    "new_file",
     "parse_json",
     "pretty_json",
+    "refuse_another_folder",
     "stored_sha256",
     "stored_xxh3",
     "sync_file",
@@ -160,18 +162,29 @@ def sync_file(path: Path) -> None:
 sync_folder = sync_file  # a folder is opened and synced the same way
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write `data` so that `path` holds either what it held or all of it, also after a power cut."""
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written that gets its name when the block ends: whole, and its bytes on disk.
+
+    If the block fails, `path` stays what it was. The folder's own entry is the caller's to sync.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is told; what is left is collected
+            temporary.unlink()
         raise
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write `data` so that `path` holds either what it held or all of it, also after a power cut."""
+    with new_file(path) as file:
+        file.write(data)
     sync_folder(path.parent)
 
 
@@ -198,6 +211,23 @@ def lock_shared(folder: Path) -> int:
     handle = os.open(folder, os.O_RDONLY)
     _share(handle)
     return handle
+
+
+def refuse_another_folder(handle: int, path: Path) -> None:
+    """Refuse to go on where another folder than the opened one is at the path: a disk may be unmounted.
+
+    Raises:
+        StoreError: another folder is there, or none.
+    """
+    try:
+        same = os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise StoreError(
+            f"{path} is not the folder any more that was opened (it was unmounted, moved or replaced); bring "
+            f"it back, then {AGAIN}: finished shards are kept"
+        )
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 from .copy_plan import CopyPlan, Piece
 from .copying import Progress, copy_store
 from .creation import first_difference, spoken
+from .destinations import checked_destination
 from .errors import ConfigError, StoreMismatchError
 from .fetching import Retries
 from .joins import picked
@@ -45,11 +46,7 @@ class Merge:
         progress: Progress | None = None,
     ) -> Path:
         """Copy; see `copying.copy_store` for what is raised. Returns the path of what was made."""
-        path = Path(out)
-        for source in self.sources:
-            folder = source.storage.folder
-            if folder is not None and path.resolve().is_relative_to(folder.resolve()):
-                raise ConfigError(f"a merger lies outside its sources; got {path}, and {source.where} is one")
+        path = checked_destination(out, self.sources)
         copy_store(self.plan, path, num_threads=num_threads, retries=retries, progress=progress)
         return path
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from .copy_plan import CopyPlan, Piece, kept_shards
 from .copying import Progress, copy_store
 from .creation import is_free
-from .errors import ConfigError
+from .destinations import checked_destination
 from .fetching import Retries
 from .parts import Part, choose_part, part_samples
 from .records import ArrayKey, array_file, arrays_of
@@ -46,6 +46,10 @@ class Pull:
         """Shards of the part that the source has not finished; they are left out."""
         return len(self.part.manifest.held_shards) - len(self.plan.shards)
 
+    def checked(self, destination: Path | str) -> Path:
+        """The path of the copy; `ConfigError` if none can be there."""
+        return checked_destination(destination, [self.source])
+
     def bytes_there(self, destination: Path) -> int:
         """Bytes that need not be copied, as an earlier pull has; 0 where nothing is."""
         return 0 if is_free(destination) else sum(kept_shards(self.plan, destination).values())
@@ -54,22 +58,15 @@ class Pull:
         self,
         destination: Path | str,
         *,
+        deep: bool = False,
         num_threads: int = 8,
         retries: Retries | None = None,
         progress: Progress | None = None,
     ) -> Path:
         """Copy; see `copying.copy_store` for what is raised. Returns the copy's path."""
-        path = Path(destination)
-        self._refuse_within(path)
-        copy_store(self.plan, path, num_threads=num_threads, retries=retries, progress=progress)
+        path = self.checked(destination)
+        copy_store(self.plan, path, deep=deep, num_threads=num_threads, retries=retries, progress=progress)
         return path
-
-    def _refuse_within(self, path: Path) -> None:
-        folder = self.source.storage.folder
-        if folder is None or path.resolve() == folder.resolve():
-            return  # the same folder is a store that has all of it, or is refused as another one
-        if path.resolve().is_relative_to(folder.resolve()):
-            raise ConfigError(f"a copy lies outside its source; got {path} within {self.source.where}")
 
 
 def plan_pull(
@@ -115,6 +112,7 @@ def pull(
     tokens: str | Iterable[str] | None = None,
     rows: str | range | slice | None = None,
     *,
+    deep: bool = False,
     num_threads: int = 8,
     retries: Retries | None = None,
     progress: Progress | None = None,
@@ -130,6 +128,8 @@ def pull(
         layers: `"7-12"` or numbers; None is all.
         tokens: `"cls,patches"` or kinds; None is all.
         rows: `"0:10000"` or a range, widened to whole shards; None is all.
+        deep: read what is there already and hold it against its hashes too; what is not what was written is
+            copied again. Without it, names and sizes of array files are looked at.
         num_threads: files under way at once.
         retries: patience with the source.
         progress: told `(bytes done, bytes in all)`.
@@ -138,7 +138,8 @@ def pull(
         The copy's path.
 
     Raises:
-        ConfigError: layers, kinds or rows are not in the source.
+        ConfigError: layers, kinds or rows are not in the source; the destination is the source or within it,
+            or names nothing.
         NotAStoreError: the source is no store, or something else is at the destination.
         StoreMismatchError: another store is at the destination; the first difference is named.
         CorruptStoreError: the source is damaged; no damaged file is left in the copy.
@@ -146,4 +147,4 @@ def pull(
         StoreError: the disk has no room, is read-only or gone; finished shards are kept.
     """
     planned = plan_pull(source, layers, tokens, rows)
-    return planned.run(destination, num_threads=num_threads, retries=retries, progress=progress)
+    return planned.run(destination, deep=deep, num_threads=num_threads, retries=retries, progress=progress)

@@ -158,7 +158,7 @@ def test_a_merger_is_of_two_and_lies_elsewhere(written: Plan, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="two or more stores; got 1"):
         plan_merge([written.path])
     a, b = (pull(written.path, tmp_path / f"{rows}.zarr", rows=rows) for rows in ("0:32", "32:"))
-    with pytest.raises(ConfigError, match="a merger lies outside its sources"):
+    with pytest.raises(ConfigError, match="a copy lies outside its source"):
         merge([a, b], a)
 
 
