@@ -14,6 +14,7 @@ from .errors import AccessDeniedError, StorageError, UnreachableError
 __all__ = ["BeyondEndError", "ShortBodyError", "may_pass", "told"]
 
 _STATUS: Final = re.compile(r"Server returned non-2xx status code: (\d{3})")
+_RANGE: Final = re.compile(r"CONTENT_RANGE|Content-Range|Requested \d+\.\.\d+, got")
 _PASSING: Final = frozenset({408, 425, 429})
 """Refusals that mean: not now."""
 
@@ -54,6 +55,15 @@ def told(exc: Exception, path: str, where: str) -> Exception:
         return StorageError(
             f"{what}: this server ignores Range requests (it answered 200 where 206 was due); use one that "
             "heeds them"
+        )
+    if "error following redirect" in text:
+        return StorageError(
+            f"{what}: this server redirects in a circle, or too often; give the URL that it leads to"
+        )
+    if _RANGE.search(text):
+        return StorageError(
+            f"{what}: an answer to a Range request must tell in Content-Range which bytes of how many it has "
+            f"({reason}); use a server that does"
         )
     if 300 <= status < 500 and status not in _PASSING:
         return StorageError(f"{what} cannot be read ({reason}); check the URL and, for S3, AWS_REGION")

@@ -144,6 +144,12 @@ class Remote:
 
         def ask(client: Any) -> tuple[bytes, int]:
             answer = obstore.get(client, path, options={"range": (start, stop)})
+            encoding = answer.attributes.get("Content-Encoding", "identity")
+            if encoding != "identity":
+                raise StorageError(
+                    f"{self.where}/{path}: this server encodes files (Content-Encoding: {encoding}); they "
+                    "must be served as they are"
+                )
             size = int(answer.meta["size"])
             wanted = min(stop, size) - start
             parts, arrived = [], 0

@@ -75,8 +75,8 @@ def _text(path: Path, column: str, value: Any) -> str | None:
     if isinstance(value, int):
         return str(value)
     raise ConfigError(
-        f"{column}s are strings or whole numbers; {path} holds {type(value).__name__}s such as {value}: write "
-        "them as strings"
+        f"{column}s are strings or whole numbers; {path} holds {type(value).__name__}s such as {value}; "
+        "write them as strings"
     )
 
 

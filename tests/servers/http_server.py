@@ -67,7 +67,15 @@ class Body:
     data: bytes
 
 
-Fault = Status | Cut | Short | Stall | Whole | Body
+@dataclass(frozen=True)
+class Headers:
+    """The file with other headers, None for one that is left out, and maybe another status."""
+
+    changed: tuple[tuple[str, str | None], ...]
+    status: int | None = None
+
+
+Fault = Status | Cut | Short | Stall | Whole | Body | Headers
 
 
 @dataclass
@@ -275,9 +283,11 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, Cut):
             sent = sent[: fault.after]
         self.server.owner._note(Request(self.command, path, wanted, status, len(sent)))
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
+        self.send_response((isinstance(fault, Headers) and fault.status) or status)
+        changed = fault.changed if isinstance(fault, Headers) else ()
+        for name, value in {"Content-Length": str(len(body)), **headers, **dict(changed)}.items():
+            if value is not None:
+                self.send_header(name, value)
         self.end_headers()
         if isinstance(fault, Stall) and fault.after is not None:
             self.wfile.write(sent[: fault.after])

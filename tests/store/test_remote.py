@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from http_server import Body, Cut, Fault, Short, Stall, StaticServer, Status, Whole
+from http_server import Body, Cut, Fault, Headers, Short, Stall, StaticServer, Status, Whole
 
 from activault.store import (
     CorruptStoreError,
@@ -188,6 +188,11 @@ REFUSED = [
     (Stall(3), UnreachableError, r"does not answer, or not to the end"),
     (Whole(), StorageError, r"this server ignores Range requests"),
     (Body(b"<html>log in</html>"), StorageError, r"this server ignores Range requests"),
+    (Headers((("Content-Encoding", "gzip"),)), StorageError, r"this server encodes files \(.*: gzip\)"),
+    (Headers((("Content-Range", "bytes 0-1/*"),)), StorageError, r"must tell .* \(.*bytes 0-1/\*.*\); use"),
+    (Headers((("Content-Range", None),)), StorageError, r"must tell .* \(.*not present.*\); use"),
+    (Headers((("Content-Range", "bytes 0-1/999999"),)), StorageError, r"must tell .* \(.*got 0\.\.2\); use"),
+    (Headers((("Location", "?"),), 302), StorageError, r"this server redirects .*; give the URL"),
 ]
 
 
