@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from activault.store import Store, StoreWriter, create_store, open_store, plan_samples
-from activault.store.repair import RepairPlan, forget_shards, rebuild, rebuild_samples
+from activault.store import Manifest, StoreWriter, create_store, open_store, plan_samples
+from activault.store.repair import RepairPlan, checked_root, forget_shards, rebuild, rebuild_samples
 
 from .capture import Progress, StallTimes
 from .images import ImageFolder
 from .options import ExtractOptions
-from .planning import refuse_other_request, row_order
+from .planning import Planned, refuse_other_request, row_order
 from .run import ExtractSummary, extract, summarise
 
 __all__ = ["repair"]
@@ -27,6 +27,7 @@ def repair(
 ) -> ExtractSummary:
     """Carry out `plan`: rebuild what can be, and extract its shards again and no others.
 
+    Nothing is touched before the plan, the images and the request are known to be the store's.
     A store that was complete is complete again, with its digest. What only a copy can restore stays as it is.
 
     Args:
@@ -41,29 +42,30 @@ def repair(
         StoreError: see `extract`.
     """
     start = time.perf_counter()
-    rebuild(store, plan)
+    root = checked_root(store, plan)
     if plan.needs_images:
 
         def choose(writer: StoreWriter) -> list[int]:
+            rebuild(store, plan)
             rebuild_samples(store, plan, writer.samples)
             return forget_shards(store, plan)
 
         return extract(images, store, options, progress, choose=choose)
-    there = open_store(store)
-    _complete(there, ImageFolder(images), store, options, plan)
+    _complete(root.manifest, ImageFolder(images), store, options, plan)
     return summarise(open_store(store), 0, StallTimes(), start)
 
 
 def _complete(
-    there: Store, source: ImageFolder, store: Path, options: ExtractOptions, plan: RepairPlan
+    manifest: Manifest, source: ImageFolder, store: Path, options: ExtractOptions, plan: RepairPlan
 ) -> None:
     """Write tables again; the teacher's identity is the manifest's, since none of its values is computed."""
     if options.weights is None:
-        refuse_other_request(there, source, options)
+        refuse_other_request(Planned(str(store), manifest), source, options)
     order = row_order(len(source), options)
     keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
     samples = plan_samples(keys, labels, source.info.name)
-    with create_store(store, there.manifest, samples, {}) as writer:
+    with create_store(store, manifest, samples, {}) as writer:
+        rebuild(store, plan)
         rebuild_samples(store, plan, samples)
         if not writer.unfinished:
             writer.complete()

@@ -7,6 +7,8 @@ decided (its grid, the steps of int8, licence and citation) is kept.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +23,11 @@ from activault.store import (
     parse_kinds,
     parse_layers,
 )
+from activault.store.creation import is_free
 from activault.store.grid import SHARD_BUFFER_BYTES
 from activault.store.manifest import Quantisation
+from activault.store.root import read_root
+from activault.store.storage import Folder
 
 from .backbone import Backbone
 from .images import ImageFolder
@@ -31,13 +36,34 @@ from .options import ExtractOptions
 from .preprocess import default_resize
 from .weights import DEMO_SHA256, DEMO_SOURCE, hub_source
 
-__all__ = ["plan_manifest", "refuse_other_request", "row_order"]
+__all__ = ["Planned", "plan_manifest", "planned_at", "refuse_other_request", "row_order"]
 
 Calibrate = Callable[[tuple[int, ...]], tuple[Quantisation, ...]]
 Rows = npt.NDArray[np.int64]
 
 
-def refuse_other_request(there: Store, source: ImageFolder, options: ExtractOptions) -> None:
+@dataclass(frozen=True)
+class Planned:
+    """A store that is there, as far as a request is held against it."""
+
+    path: str
+    """For messages."""
+    manifest: Manifest
+
+
+def planned_at(path: Path) -> Planned | None:
+    """What is planned at `path`; None where a store may be planned anew.
+
+    Its own `zarr.json` alone is read: what else is damaged does not matter here.
+
+    Raises:
+        NotAStoreError: something else is there.
+        CorruptStoreError: its `zarr.json` was altered.
+    """
+    return None if is_free(path) else Planned(str(path), read_root(Folder(path)).manifest)
+
+
+def refuse_other_request(there: Planned | Store, source: ImageFolder, options: ExtractOptions) -> None:
     """Compare a finished store with the request, without the teacher.
 
     Versions of timm and torch are left out: they say how it was made, and it is made.
@@ -77,7 +103,7 @@ def plan_manifest(
     num_rows: int,
     backbone: Backbone,
     options: ExtractOptions,
-    existing: Callable[[], Store | None],
+    existing: Callable[[], Planned | None],
     calibrate: Calibrate,
 ) -> Manifest:
     """The manifest of a request.
@@ -127,7 +153,7 @@ def _grid(
     kinds: tuple[TokenKind, ...],
     backbone: Backbone,
     options: ExtractOptions,
-    there: Store | None,
+    there: Planned | None,
 ) -> tuple[int, int]:
     if there is not None and options.shard_rows in (None, there.manifest.shard_rows):
         # A store that was begun elsewhere keeps its grid, whatever this machine's memory would suggest.
@@ -149,7 +175,7 @@ def _quantisation(
     layers: tuple[int, ...],
     kinds: tuple[TokenKind, ...],
     options: ExtractOptions,
-    existing: Callable[[], Store | None],
+    existing: Callable[[], Planned | None],
     calibrate: Calibrate,
 ) -> tuple[Quantisation, ...] | None:
     if options.dtype != "int8":
@@ -164,7 +190,7 @@ def _quantisation(
     return found
 
 
-def _steps_there(there: Store | None, layers: tuple[int, ...]) -> tuple[Quantisation, ...] | None:
+def _steps_there(there: Planned | None, layers: tuple[int, ...]) -> tuple[Quantisation, ...] | None:
     if there is None:
         return None
     has = there.manifest
@@ -174,7 +200,7 @@ def _steps_there(there: Store | None, layers: tuple[int, ...]) -> tuple[Quantisa
     return has.quantisation
 
 
-def _mismatch(there: Store, field: str, old: object, new: object) -> StoreMismatchError:
+def _mismatch(there: Planned | Store, field: str, old: object, new: object) -> StoreMismatchError:
     return StoreMismatchError(
         f"{there.path} was planned differently: {field} is {old!r} there and {new!r} here; "
         "choose another path, or ask for what is there"

@@ -21,6 +21,7 @@ from .files import sync_folder
 from .index import INDEX
 from .manifest import Manifest
 from .records import SHARD_DIGITS, array_file, arrays_of, mark_path, record_path, statistics_path
+from .restoring import index_in_hand, write_lost
 
 __all__ = ["MARK_NAME", "Mark", "begin_again", "collect_marks", "own", "owned_shards"]
 
@@ -135,13 +136,18 @@ def collect_marks(store: Path, manifest: Manifest) -> None:
 def begin_again(store: Path, shards: Iterable[int]) -> None:
     """Make the store and these shards unfinished, whatever they were before; it is on disk when this returns.
 
-    The index goes first, as it speaks for the records. Folders are synced also where nothing was there: who
-    removed it may have been killed before that was on disk.
+    The index goes first, as it speaks for the records; the records of other shards that it alone has are
+    written before. Folders are synced also where nothing was there: who removed it may have been killed
+    before that was on disk.
 
     Raises:
         OSError: the disk is read-only or gone.
     """
-    (store / INDEX).unlink(missing_ok=True)
+    shards = set(shards)
+    if (store / INDEX).exists():
+        with index_in_hand(store):
+            write_lost(store, except_for=shards)
+            (store / INDEX).unlink(missing_ok=True)
     sync_folder(store)
     records = [store / record_path(shard) for shard in shards]
     for record in records:

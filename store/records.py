@@ -150,8 +150,11 @@ def mark_path(shard: int) -> str:
 
 
 def extract_again(shard: int) -> str:
-    """What to do about bytes of a shard that are not what was written: sizes alone do not show it."""
-    return f"{COPY}, or {delete_and_again(record_path(shard))}"
+    """What to do about bytes of a shard that are not what was written: sizes alone do not show it.
+
+    A record that is deleted would be written again from the index; a shard that lacks a file is made again.
+    """
+    return f"{COPY}, or {delete_and_again(statistics_path(shard))}"
 
 
 def statistics_path(shard: int) -> str:

@@ -10,7 +10,9 @@ are built from the manifest. Every step can be done again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
@@ -20,12 +22,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .check_structure import planned_metadata
 from .completion import SAMPLES
 from .errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
-from .files import atomic_write, disk_error, parse_json, pretty_json, stored_xxh3
+from .files import atomic_write, disk_error, lock_shared, parse_json, pretty_json, stored_xxh3
 from .findings import Fault, VerifyReport
-from .index import INDEX, read_index
+from .index import INDEX
 from .manifest import Manifest
 from .marks import begin_again
-from .records import SHARD_DIGITS, read_record, record_path
+from .records import SHARD_DIGITS, read_record
+from .restoring import restore_records
 from .root import Root, read_root
 from .sealed import write_sealed
 from .storage import Folder, Storage
@@ -33,6 +36,7 @@ from .storage import Folder, Storage
 __all__ = [
     "RepairPlan",
     "ShardRepair",
+    "checked_root",
     "forget_shards",
     "plan_repair",
     "read_plan",
@@ -166,11 +170,28 @@ def read_plan(path: Path) -> RepairPlan:
         raise ConfigError(f"{path} is no repair plan; {_VERIFY_AGAIN}") from exc
 
 
+def checked_root(path: Path | str, plan: RepairPlan) -> Root:
+    """The root of the store at `path`, of which the plan must be; nothing is touched.
+
+    Raises:
+        StoreMismatchError: the plan is another store's, or names a shard that this one does not have.
+        CorruptStoreError: the store's own `zarr.json` cannot be read.
+        NotAStoreError: there is no store.
+    """
+    root = read_root(Folder(path))
+    if root.manifest.sha256() != plan.manifest:
+        raise StoreMismatchError(f"the plan is of another store than {path}; {_VERIFY_AGAIN}")
+    for shard in (*plan.records, *(part.shard for part in plan.shards)):
+        if not root.manifest.holds(shard):
+            raise StoreMismatchError(f"the plan names shard {shard}, which the store does not have")
+    return root
+
+
 def rebuild(path: Path | str, plan: RepairPlan) -> None:
     """Make again what the store itself implies: metadata, records out of the index, and no index that lies.
 
     No image is needed, and nothing that is sound is touched; a table is only removed here, for a writer's
-    `complete` to write it again.
+    `complete` to write it again. An index goes only when `shards/` has all that it has.
 
     Raises:
         StoreMismatchError: the plan is another store's.
@@ -178,22 +199,26 @@ def rebuild(path: Path | str, plan: RepairPlan) -> None:
         StoreError: the disk is full, read-only or gone.
     """
     path = Path(path)
-    root = _root_of(path, plan)
+    root = checked_root(path, plan)
     try:
-        _write_metadata(path, root.manifest, set(plan.metadata))
-        _restore_records(path, root, plan.records)
-        _delete(path, root.manifest, plan.delete)
-        if INDEX in plan.tables or plan.shards:
-            begin_again(path, ())
+        with _at_work(path):
+            _write_metadata(path, root.manifest, set(plan.metadata))
+            _restore_records(path, root.manifest, plan.records)
+            _delete(path, root.manifest, plan.delete)
+            if INDEX in plan.tables:
+                begin_again(path, ())
     except OSError as exc:
         raise disk_error(exc, path, 1 << 20) from exc
 
 
-def _root_of(path: Path, plan: RepairPlan) -> Root:
-    root = read_root(Folder(path))
-    if root.manifest.sha256() != plan.manifest:
-        raise StoreMismatchError(f"the plan is of another store than {path}; {_VERIFY_AGAIN}")
-    return root
+@contextmanager
+def _at_work(path: Path) -> Iterator[None]:
+    """Hold the writers' lock, so that nobody takes what is half-written for a leftover."""
+    handle = lock_shared(path)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def _write_metadata(path: Path, manifest: Manifest, asked: set[str]) -> None:
@@ -204,19 +229,11 @@ def _write_metadata(path: Path, manifest: Manifest, asked: set[str]) -> None:
             atomic_write(path / name, content)
 
 
-def _restore_records(path: Path, root: Root, shards: Iterable[int]) -> None:
-    storage, manifest = Folder(path), root.manifest
-    index = None
-    for shard in _held(manifest, shards):
-        if _has_record(storage, manifest, shard):
-            continue
-        index = index or read_index(storage, root)
-        if index is None:
-            raise CorruptStoreError(
-                f"{INDEX} is gone, which had the record of shard {shard}; {_VERIFY_AGAIN}"
-            )
-        index.record(shard)  # raises if it is not one
-        atomic_write(path / record_path(shard), index.record_text(shard))
+def _restore_records(path: Path, manifest: Manifest, shards: Iterable[int]) -> None:
+    restore_records(path)
+    for shard in shards:
+        if not _has_record(Folder(path), manifest, shard):
+            raise CorruptStoreError(f"{INDEX} has no record of shard {shard} any more; {_VERIFY_AGAIN}")
 
 
 def _has_record(storage: Storage, manifest: Manifest, shard: int) -> bool:
@@ -234,14 +251,6 @@ def _delete(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
             (path / folder / file).unlink(missing_ok=True)
 
 
-def _held(manifest: Manifest, shards: Iterable[int]) -> list[int]:
-    asked = list(shards)
-    for shard in asked:
-        if not manifest.holds(shard):
-            raise StoreMismatchError(f"the plan names shard {shard}, which the store does not have")
-    return asked
-
-
 def forget_shards(path: Path | str, plan: RepairPlan) -> list[int]:
     """Make the plan's shards unfinished, so that a writer writes them again; returns them, ascending.
 
@@ -253,15 +262,12 @@ def forget_shards(path: Path | str, plan: RepairPlan) -> list[int]:
         StoreError: the disk is full, read-only or gone.
     """
     path = Path(path)
-    manifest, storage = _root_of(path, plan).manifest, Folder(path)
-    again = [
-        shard
-        for shard in _held(manifest, (part.shard for part in plan.shards))
-        if not _is_sound(storage, manifest, shard)
-    ]
+    manifest, storage = checked_root(path, plan).manifest, Folder(path)
+    again = [part.shard for part in plan.shards if not _is_sound(storage, manifest, part.shard)]
     try:
         if again:
-            begin_again(path, again)
+            with _at_work(path):
+                begin_again(path, again)
     except OSError as exc:
         raise disk_error(exc, path, 1 << 20) from exc
     return sorted(again)

@@ -11,7 +11,7 @@ import pytest
 from activault.extract import mending, repair
 from activault.extract import run as module
 from activault.extract.run import ExtractOptions, extract
-from activault.store import StoreMismatchError, open_store, verify_store
+from activault.store import NotAStoreError, StoreMismatchError, open_store, verify_store
 from activault.store.repair import plan_repair
 
 from .conftest import MakeFolder, changed
@@ -116,7 +116,57 @@ def test_a_plan_of_another_store_and_other_requests_are_refused(
     with pytest.raises(StoreMismatchError, match="row_seed is 0 there and 1 here"):
         repair(folder, tmp_path / "a.zarr", changed(options, seed=1), plan)
     assert open_store(tmp_path / "b.zarr").digest == digest
-    assert (tmp_path / "a.zarr" / "shards" / "00000.json").exists(), "nothing is forgotten before all is known"
+    assert (tmp_path / "a.zarr" / "shards" / "00000.json").exists(), (
+        "nothing is forgotten before all is known"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"layers": "0,3"}, {"seed": 3}, {"limit": 5}, {"dtype": "float16"}],
+    ids=lambda other: str(*other),
+)
+def test_a_refused_request_leaves_the_store_complete(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions, other: dict[str, object]
+) -> None:
+    folder, path = make_folder(20), tmp_path / "s.zarr"
+    extract(folder, path, options)
+    (path / "layer_06/cls/c/1/0/0").unlink()
+    (path / "layer_06/zarr.json").unlink()
+    plan = plan_repair(verify_store(path, deep=True))
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    with pytest.raises(StoreMismatchError, match="was planned differently"):
+        repair(folder, path, changed(options, **other), plan)
+    with pytest.raises(StoreMismatchError, match="was planned"):
+        repair(make_folder(20, "other"), path, options, plan)
+    assert before == {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+
+
+def test_an_old_plan_and_lost_records(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    folder, path = make_folder(20), tmp_path / "s.zarr"
+    first = extract(folder, path, options)
+    (path / "layer_06/cls/c/1/0/0").unlink()
+    plan = plan_repair(verify_store(path, deep=True))
+    for record in (path / "shards").glob("*.json"):
+        record.unlink()
+    done = repair(folder, path, options, plan)
+    assert (done.num_new, done.digest) == (8, first.digest)
+    assert verify_store(path, deep=True, complete=True).ok
+
+
+def test_a_plan_for_a_store_that_is_gone_makes_none(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    folder, path = make_folder(9), tmp_path / "s.zarr"
+    extract(folder, path, options)
+    (path / "layer_06/cls/c/0/0/0").unlink()
+    plan = plan_repair(verify_store(path))
+    shutil.rmtree(path)
+    with pytest.raises(NotAStoreError, match="does not exist"):
+        repair(folder, path, options, plan)
+    assert not path.exists()
 
 
 def test_tables_of_other_images_are_not_written(

@@ -66,7 +66,8 @@ def test_a_finished_store_that_lost_files_is_made_whole(
             (path / name).write_bytes(b"x")
     again = extract(folder, path, named)
     assert again.digest == first.digest
-    assert again.num_new == {"samples.parquet": 0, "shards/00000.json": 20}.get(names[0], 8)
+    kept = names[0].endswith((".json", ".parquet"))  # records are there a second time, in the index
+    assert again.num_new == (0 if kept else 8)
     assert verify_store(path, deep=True, complete=True).ok
     assert extract(folder, path, named).num_new == 0
 
