@@ -37,6 +37,8 @@ Int64 = npt.NDArray[np.int64]
 _MAX_THREADS: Final = 16
 _REMOTE_BYTES: Final = 512 << 20
 """What the threads of one read from afar may hold together."""
+_JOB_BYTES: Final = 1 << 20
+"""Values of a job on this machine, if it is for several chunks: cores want many jobs."""
 _KEPT_BYTES: Final = 256 << 20
 """Largest result whose memory is kept for the next ones; two are."""
 _space = ThreadSpace(Recycler(2 * min(_MAX_THREADS, num_cores()), 32 << 20))
@@ -71,10 +73,6 @@ class ChunkSource:
         """What decodes one array's codes; None where it holds none."""
         return self._steps[layer] if self.manifest.stored_dtype(kind) == "int8" else None
 
-    def read(self, part: ChunkRows, array: ArrayKey, out: npt.NDArray[Any]) -> None:
-        """Decode one chunk of one array; see `read_parts`."""
-        self.read_parts([part], array, out)
-
     def read_parts(self, parts: Sequence[ChunkRows], array: ArrayKey, out: npt.NDArray[Any]) -> None:
         """Decode some chunks of one shard of one array; their wanted rows go to `out[part.places]`.
 
@@ -96,20 +94,20 @@ class ChunkSource:
         # bfloat16 values, float32 in the file, come as bit patterns: the form that they are held in.
         scratch = _space.decoded(manifest.chunk_shape(array.kind), held_type(manifest, array.kind))
         steps = self.steps(array.layer, array.kind)
-        spoken = self._spoken(parts)
+        concerned = parts
         try:
             with ShardFile(self.storage, manifest, file_record, array.kind, self.indices) as file:
                 for chunk, data in file.encoded(by_chunk, _space.encoded):
                     part = by_chunk[chunk]
-                    spoken = self._spoken([part])
+                    concerned = [part]
                     values = file.decode(chunk, data, scratch, part.local)
                     self._refuse_fill(part, array, values)
                     convert_rows(values, part.local, out, part.places, steps)
-                    spoken = self._spoken(parts)
+                    concerned = parts
         except CorruptStoreError as exc:
-            raise CorruptStoreError(f"{spoken}: {exc}; {extract_again(shard)}") from exc
+            raise CorruptStoreError(f"{self._spoken(concerned)}: {exc}; {extract_again(shard)}") from exc
         except StorageError as exc:
-            raise type(exc)(f"{spoken}: {exc}") from exc
+            raise type(exc)(f"{self._spoken(concerned)}: {exc}") from exc
 
     def _spoken(self, parts: Sequence[ChunkRows]) -> str:
         manifest = self.manifest
@@ -140,7 +138,8 @@ def read_jobs(
 ) -> list[Callable[[], None]]:
     """Jobs that together fill `outs`; no inner chunk is read twice, none writes where another does.
 
-    On this machine a job is one inner chunk. Elsewhere it is as many of one shard as a request may bring.
+    On this machine a job is one inner chunk, or some small ones. Elsewhere it is as many of one shard as a
+    request may bring.
 
     Args:
         source: the store.
@@ -154,10 +153,7 @@ def read_jobs(
         for first, group in _groups(source, parts, kind):
             for place, layer in enumerate(layers):
                 array, into = ArrayKey(layer, kind), out[:, place]
-                if len(group) == 1:
-                    jobs.append((first, partial(source.read, group[0], array, into)))
-                else:
-                    jobs.append((first, partial(source.read_parts, group, array, into)))
+                jobs.append((first, partial(source.read_parts, group, array, into)))
     # All that the first rows wait for comes first.
     return [job for _, job in sorted(jobs, key=itemgetter(0))]
 
@@ -181,8 +177,10 @@ def _groups(
     """`(place of its first in parts, chunks that one job reads)`."""
     manifest = source.manifest
     chunk_bytes = 4 * math.prod(manifest.chunk_shape(kind))
-    # Compressed to a half or less. A job of several chunks is for saving round trips alone: cores want many.
-    most = 1 if source.storage.folder is not None else max(1, 2 * MAX_REQUEST_BYTES // chunk_bytes)
+    # Elsewhere a job of several chunks saves round trips, whose answers are a half or less of the values;
+    # here it saves opening the file for each, which takes as long as decoding 100 KB.
+    most_bytes = _JOB_BYTES if source.storage.folder is not None else 2 * MAX_REQUEST_BYTES
+    most = max(1, most_bytes // chunk_bytes)
     first = 0
     for place in range(1, len(parts) + 1):
         shard = parts[first].chunk // manifest.chunks_per_shard
@@ -223,7 +221,7 @@ def read_rows(
 
     Raises:
         IncompleteStoreError: a row's shard is not finished; raised before anything is allocated.
-        CorruptStoreError: see `ChunkSource.read`.
+        CorruptStoreError: see `ChunkSource.read_parts`.
     """
     manifest = source.manifest
     for shard in np.unique(rows // manifest.shard_rows).tolist():

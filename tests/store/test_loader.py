@@ -182,7 +182,7 @@ def test_any_error_of_a_thread_reaches_the_consumer(store: Store, monkeypatch: p
     def broken(self: object, *arguments: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(reading.ChunkSource, "read", broken)
+    monkeypatch.setattr(reading.ChunkSource, "read_parts", broken)
     with pytest.raises(MemoryError, match="no room"):
         next(iter(make(store)))
 
@@ -206,13 +206,13 @@ def test_threads_end_when_the_iterator_is_dropped(store: Store) -> None:
 
 def test_each_chunk_is_read_once_an_epoch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, str]] = []
-    original = reading.ChunkSource.read
+    original = reading.ChunkSource.read_parts
 
-    def counted(self: reading.ChunkSource, part: Any, array: Any, out: Any) -> None:
-        seen.append((part.chunk, array.layer, array.kind))
-        original(self, part, array, out)
+    def counted(self: reading.ChunkSource, parts: Any, array: Any, out: Any) -> None:
+        seen.extend((part.chunk, array.layer, array.kind) for part in parts)
+        original(self, parts, array, out)
 
-    monkeypatch.setattr(reading.ChunkSource, "read", counted)
+    monkeypatch.setattr(reading.ChunkSource, "read_parts", counted)
     rows_of(make(store))
     assert len(seen) == len(set(seen)) == 13 * 3 * 3
 
