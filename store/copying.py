@@ -30,14 +30,11 @@ from .fetching import FileToFetch, Retries, fetch_file, with_retries
 from .files import (
     atomic_write,
     disk_error,
-    leftovers,
     lock_shared,
-    locked_alone,
     refuse_another_folder,
 )
-from .marks import MARK_NAME, begin_again, own
+from .marks import begin_again, collect_leftovers, own
 from .restoring import restore_records
-from .root import PLANNING
 from .storage import Folder
 
 __all__ = ["Progress", "copy_store"]
@@ -247,12 +244,7 @@ def _at_work(path: Path) -> Iterator[int]:
     """
     handle = lock_shared(path)
     try:
-        with locked_alone(handle) as alone:
-            if alone:
-                (path / PLANNING).unlink(missing_ok=True)
-                for file in leftovers(path):
-                    if MARK_NAME.fullmatch(file.name) is None:
-                        file.unlink(missing_ok=True)
+        collect_leftovers(path, handle, marks_of=None)
         yield handle
     except OSError:
         refuse_another_folder(handle, path)  # which says more than that a file cannot be written

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import random
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 import xxhash
 
 from .errors import CorruptStoreError, StoreError, UnreachableError
-from .files import stored_sha256, stored_xxh3
+from .files import new_file, stored_sha256, stored_xxh3
 from .storage import Folder, Storage
 
 __all__ = ["FileToFetch", "Retries", "Stopped", "fetch_file", "with_retries"]
@@ -33,6 +31,10 @@ Result = TypeVar("Result")
 
 class Stopped(Exception):  # noqa: N818  (not an error: another thread has failed, or the user has had enough)
     """The copy was called off while this file was under way."""
+
+
+class _AnotherHashError(Exception):
+    """What arrived is not the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +138,13 @@ def fetch_file(
     target = folder / file.path
     target.parent.mkdir(parents=True, exist_ok=True)
     for failures in itertools.count(1):
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         try:
-            found = _receive(file, temporary, retries, stop, progress)
-            if found == file.hash:
-                temporary.replace(target)
-                return
-        finally:
-            temporary.unlink(missing_ok=True)
+            with new_file(target) as out:
+                _receive(file, out, retries, stop, progress)
+        except _AnotherHashError as exc:
+            found = exc.args[0]
+        else:
+            return
         progress(-file.bytes)
         error = CorruptStoreError(
             f"{file.path} arrived from {file.storage.where} with another hash ({found}) than its record says "
@@ -154,21 +155,23 @@ def fetch_file(
 
 def _receive(
     file: FileToFetch,
-    temporary: Path,
+    out: BinaryIO,
     retries: Retries,
     stop: threading.Event,
     progress: Callable[[int], None],
-) -> str:
-    """Write the file to `temporary`; returns the hash of what arrived."""
+) -> None:
+    """Write the file's bytes to `out`.
+
+    Raises:
+        _AnotherHashError: with the hash of what arrived.
+    """
     state = file.state()
-    with temporary.open("wb") as out:
-        for block in _ranges(file, retries, stop):
-            out.write(block)
-            state.update(block)
-            progress(len(block))
-        out.flush()
-        os.fsync(out.fileno())
-    return str(state.hexdigest())
+    for block in _ranges(file, retries, stop):
+        out.write(block)
+        state.update(block)
+        progress(len(block))
+    if state.hexdigest() != file.hash:
+        raise _AnotherHashError(state.hexdigest())
 
 
 def _ranges(file: FileToFetch, retries: Retries, stop: threading.Event) -> Iterator[bytes]:

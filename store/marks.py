@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from .errors import ShardBusyError
-from .files import sync_folder
+from .files import leftovers, locked_alone, sync_folder
 from .index import INDEX
 from .manifest import Manifest
 from .records import SHARD_DIGITS, array_file, arrays_of, mark_path, record_path, statistics_path
 from .restoring import index_in_hand, write_lost
+from .root import PLANNING
 
-__all__ = ["MARK_NAME", "Mark", "begin_again", "collect_marks", "own", "owned_shards"]
+__all__ = ["MARK_NAME", "Mark", "begin_again", "collect_leftovers", "own", "owned_shards"]
 
 MARK_NAME: Final = re.compile(rf"\.(\d{{5,{SHARD_DIGITS}}})\.json\.tmp")
 
@@ -126,11 +127,31 @@ def owned_shards(store: Path) -> list[int]:
     return sorted(int(match[1]) for match in names if match is not None)
 
 
-def collect_marks(store: Path, manifest: Manifest) -> None:
+def _collect_marks(store: Path, manifest: Manifest) -> None:
     """Remove the marks of killed writers, each after its shard's files; living owners' stay."""
     for shard in owned_shards(store):
         with contextlib.suppress(ShardBusyError):
             own(store, manifest, shard).discard()
+
+
+def collect_leftovers(store: Path, handle: int, marks_of: Manifest | None) -> None:
+    """Remove what killed writers left, unless another writer is at work: it could be theirs.
+
+    Args:
+        store: the store's folder.
+        handle: of the folder, with the writers' shared lock.
+        marks_of: the manifest, to collect marks with the files of their shards; None leaves both, for whoever
+            goes on with them.
+    """
+    with locked_alone(handle) as alone:
+        if not alone:
+            return
+        (store / PLANNING).unlink(missing_ok=True)
+        if marks_of is not None:
+            _collect_marks(store, marks_of)
+        for file in leftovers(store):
+            if MARK_NAME.fullmatch(file.name) is None:
+                file.unlink(missing_ok=True)
 
 
 def begin_again(store: Path, shards: Iterable[int]) -> None:

@@ -6,21 +6,18 @@ over the values while they are in a core's cache. A thread holds one chunk and i
 
 from __future__ import annotations
 
-import contextlib
 import struct
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from .codecs import crc_bytes, fill_of, pack_chunk, store_into, stored_type, to_float32, with_crc
-from .files import sync_file, sync_folder
+from .files import new_file, sync_folder
 from .manifest import Manifest
 from .quantise import Steps
 from .records import ArrayFile, ArrayKey, array_file, array_folder
@@ -58,18 +55,13 @@ class Content:
         return to_float32(self.held[rows], self.steps.scale, self.steps.offset)
 
 
-class _Stream:
-    """A file that gets its name when it is whole; hashed while it is written."""
+class _Hashed:
+    """A file that is hashed and measured while it is written."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._hash = xxhash.xxh3_128()
         self.size = 0
-
-    def __enter__(self) -> _Stream:
-        self._file = self._temporary.open("wb")
-        return self
 
     def write(self, data: bytes) -> None:
         self._file.write(data)
@@ -79,24 +71,6 @@ class _Stream:
     @property
     def hash(self) -> str:
         return self._hash.hexdigest()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._file.close()  # writes what is left, so that a full disk shows here at the latest
-            if kind is None:
-                sync_file(self._temporary)
-                self._temporary.replace(self._path)
-        except BaseException:
-            self._remove()
-            raise
-        if kind is not None:
-            self._remove()
-
-    def _remove(self) -> None:
-        with contextlib.suppress(OSError):  # the first error is told; what is left is collected
-            self._temporary.unlink()
 
 
 def write_shard_file(
@@ -112,7 +86,8 @@ def write_shard_file(
     for parent in (folder / "c", file.parent.parent, file.parent):
         parent.mkdir(exist_ok=True)
     moments, sums, index = Moments(manifest.dim), list[int](), list[tuple[int, int]]()
-    with _Stream(file) as stream:
+    with new_file(file) as opened:
+        stream = _Hashed(opened)
         for chunk in _chunks(manifest, shard, array, content, moments, sums):
             packed = pack_chunk(chunk, manifest.compression)
             index.append((stream.size, len(packed) + 4))

@@ -24,8 +24,8 @@ from .checks import checked_content, refuse_imprecise
 from .completion import is_completed, write_completion
 from .cores import in_threads, num_cores
 from .errors import ConfigError, IncompleteStoreError, ShardBusyError, StoreError
-from .files import atomic_write, disk_error, leftovers, lock_shared, locked_alone, xxh3
-from .marks import MARK_NAME, Mark, begin_again, collect_marks, own
+from .files import atomic_write, disk_error, lock_shared, xxh3
+from .marks import Mark, begin_again, collect_leftovers, own
 from .records import (
     ArrayKey,
     FileRecord,
@@ -37,7 +37,7 @@ from .records import (
 )
 from .remedies import AGAIN
 from .restoring import restore_records
-from .root import PLANNING, Root
+from .root import Root
 from .samples import OK, Outcome
 from .shard_writing import Content, write_shard_file
 from .statistics import Losses, statistics_bytes
@@ -68,17 +68,7 @@ class StoreWriter:
         self._handle = lock_shared(path)
         self._close = weakref.finalize(self, os.close, self._handle)
         restore_records(path)  # before leftover marks: their shards' files stay where there is a record
-        self._collect()
-
-    def _collect(self) -> None:
-        """Remove what killed writers left, unless another writer is at work: it could be theirs."""
-        with locked_alone(self._handle) as alone:
-            if alone:
-                (self.path / PLANNING).unlink(missing_ok=True)
-                collect_marks(self.path, self.manifest)
-                for file in leftovers(self.path):
-                    if MARK_NAME.fullmatch(file.name) is None:
-                        file.unlink(missing_ok=True)
+        collect_leftovers(path, self._handle, self.manifest)
 
     def __enter__(self) -> StoreWriter:
         return self
