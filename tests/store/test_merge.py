@@ -162,7 +162,7 @@ def test_a_merger_is_of_two_and_lies_elsewhere(written: Plan, tmp_path: Path) ->
         merge([a, b], a)
 
 
-STEP = {"scale": (0.04,) * 8, "offset": (0.0,) * 8, "variance": 1.0}
+STEP = {"scale": (5 / 128,) * 8, "offset": (0.0,) * 8, "variance": 1.0}
 
 
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
@@ -179,7 +179,7 @@ def test_the_parts_of_an_int8_store_are_the_store(
 
 
 def test_other_scales_are_refused(make_plan: MakePlan, tmp_path: Path) -> None:
-    names = {"one.zarr": 0.04, "two.zarr": 0.05}
+    names = {"one.zarr": 5 / 128, "two.zarr": 6 / 128}
     for name, scale in names.items():
         make_plan(name, dtype="int8", quantisation=[STEP | {"scale": (scale,) * 8}] * 3).open().close()
     with pytest.raises(StoreMismatchError, match="the quantisation of layer 0 differs"):
