@@ -2,7 +2,8 @@
 
     from activault.store import open_store, ActivationLoader
 
-Importing this room imports neither torch nor zarr; `ActivationLoader` and `Batch` come with the first use.
+Importing this room imports what a reader needs, and neither torch nor zarr: the loader, and whatever writes,
+checks or copies stores, comes with its first use.
 
 A map of the room; FORMAT.md says what the files of a store mean:
 
@@ -24,10 +25,9 @@ A map of the room; FORMAT.md says what the files of a store mean:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
-from .buffer import ShardBuffer
-from .creation import create_store
 from .errors import (
     AccessDeniedError,
     ActivaultError,
@@ -50,18 +50,20 @@ from .errors import (
 from .grid import choose_grid
 from .layout import KINDS, TokenKind, TokenLayout, layer_name, parse_kinds, parse_layers
 from .manifest import FORMAT_VERSION, Manifest, Preprocessing, SourceInfo, StoredDtype, TeacherInfo
-from .merging import merge
-from .publishing import publish
 from .reader import Store, open_store
 from .records import ShardRecord
 from .samples import Outcome, plan_samples, split_of, split_rows
 from .statistics import ChannelStats
-from .transfer import pull
-from .verify import Fault, VerifyReport, verify_store
-from .writer import StoreWriter
 
 if TYPE_CHECKING:
+    from .buffer import ShardBuffer
+    from .creation import create_store
     from .loader import ActivationLoader, Batch
+    from .merging import merge
+    from .publishing import publish
+    from .transfer import pull
+    from .verify import Fault, VerifyReport, verify_store
+    from .writer import StoreWriter
 
 __all__ = [
     "open_store",
@@ -115,18 +117,32 @@ __all__ = [
     "NonFiniteError",
 ]
 
-_NEEDS_TORCH = ("ActivationLoader", "Batch")
+_LATER: Final = {
+    "ShardBuffer": "buffer",
+    "create_store": "creation",
+    "ActivationLoader": "loader",
+    "Batch": "loader",
+    "merge": "merging",
+    "publish": "publishing",
+    "pull": "transfer",
+    "Fault": "verify",
+    "VerifyReport": "verify",
+    "verify_store": "verify",
+    "StoreWriter": "writer",
+}
+"""Files of the names that are imported at their first use: together they take as long as all the others."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEEDS_TORCH:
-        try:
-            from . import loader
-        except ModuleNotFoundError as exc:
-            if exc.name != "torch":
-                raise
-            raise MissingExtraError(
-                f"{name} needs torch, which is not installed; python -m pip install 'activault[all]'"
-            ) from exc
-        return getattr(loader, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f".{_LATER[name]}", __name__)
+    except ModuleNotFoundError as exc:
+        if exc.name != "torch":
+            raise
+        raise MissingExtraError(
+            f"{name} needs torch, which is not installed; python -m pip install 'activault[all]'"
+        ) from exc
+    globals()[name] = getattr(module, name)  # the next time it is found without coming here
+    return globals()[name]

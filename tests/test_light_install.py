@@ -10,10 +10,8 @@ import json
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
-import time
 import venv
 from pathlib import Path
 
@@ -25,6 +23,10 @@ GOLDEN = ROOT / "tests" / "assets" / "format1"
 LEFT_OUT = ("torch", "timm", "PIL", "matplotlib", "dask", "pandas", "jaxtyping", "sklearn", "onnx")
 NOT_ON_IMPORT = (
     *LEFT_OUT,
+    "activault.store.writer",
+    "activault.store.verify",
+    "activault.store.copying",
+    "activault.store.publishing",
     "zarr",
     "obstore",
     "numcodecs",
@@ -33,8 +35,11 @@ NOT_ON_IMPORT = (
     "rich",
     "asyncio",
 )
-IMPORT_SECONDS = 1.0
-"""Processor time that importing may take on a slow and busy machine; 0.3 s on an idle one of 2024."""
+NEEDED = "import numpy, pyarrow, pydantic\nclass Model(pydantic.BaseModel): x: int"
+IMPORT_SECONDS = 0.5
+"""Processor time that importing may take, unless the machine is slow: 0.3 s on an idle one of 2024."""
+IMPORT_TIMES = 1.6
+"""How many times as long as `NEEDED` it may take there."""
 
 
 def run(*command: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -84,17 +89,19 @@ def test_importing_the_store_imports_little(light: Path) -> None:
 
 
 def test_importing_the_store_takes_little(light: Path) -> None:
-    """Processor time, which a busy machine stretches less than the clock's."""
-    taken, waited = [], []
+    """Processor time, the best of several: a busy machine stretches it, but what it needs as well."""
+    taken: dict[str, list[float]] = {NEEDED: [], "import activault.store": []}
     for _ in range(6):
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        assert run(light / "python", "-c", "import activault.store").returncode == 0
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        waited.append(time.perf_counter() - start)
-        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    cpu, wall = statistics.median(taken[1:]), statistics.median(waited[1:])  # the first compiles
-    print(f"import activault.store: {cpu:.2f} s of processor time, {wall:.2f} s by the clock")
-    assert cpu < IMPORT_SECONDS
+        for code, seconds in taken.items():
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            assert run(light / "python", "-c", code).returncode == 0
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    needed, ours = (min(seconds[1:]) for seconds in taken.values())  # the first compiles
+    print(
+        f"import activault.store: {ours:.2f} s of processor time, of which {needed:.2f} s for what it needs"
+    )
+    assert ours < max(IMPORT_SECONDS, IMPORT_TIMES * needed)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "int8"])
