@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .errors import ConfigError, MissingExtraError
 from .layout import TokenKind, layer_name
 from .manifest import Manifest
+from .records import MOST_ASKED
 from .selection import check_layers
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ def dask_array(store: Readable, kind: TokenKind, layer: int) -> dask.array.Array
         import dask.array as da
     except ModuleNotFoundError as exc:
         raise MissingExtraError("Store.dask needs dask; pip install 'activault[all]'") from exc
+    if manifest.num_shards > MOST_ASKED:
+        raise ConfigError(
+            f"a dask array has a task for each of at most {MOST_ASKED} shards; this store has "
+            f"{manifest.num_shards}; read its rows with Store.read"
+        )
     name = f"{layer_name(layer)}-{kind}-{store.digest}"
     source, num_shards = _Source(store), manifest.num_shards
     graph = {

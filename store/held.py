@@ -21,6 +21,11 @@ class HeldShards(Sequence[int]):
         self._starts = [0, *accumulate(map(len, self._ranges))]
         """Place of each range's first number, and the length of all."""
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """`(first, stop)` of each range."""
+        return tuple((part.start, part.stop) for part in self._ranges)
+
     def __repr__(self) -> str:
         return f"HeldShards({[(part.start, part.stop) for part in self._ranges]})"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -65,6 +66,8 @@ def layer_name(layer: int) -> str:
 def parse_layers(text: str, available: Sequence[int]) -> tuple[int, ...]:
     """`"0-12"`, `"0,3,7-9"` or `"all"` as ascending layer numbers out of `available`.
 
+    Every layer of a range must be there: one that is not would be missed only later.
+
     Raises:
         ConfigError: the text is not a list of layers, or names one that is not available.
     """
@@ -72,26 +75,43 @@ def parse_layers(text: str, available: Sequence[int]) -> tuple[int, ...]:
         return tuple(available)
     layers: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
         if match is None:
             raise ConfigError(
-                f"layers are numbers and ranges such as '0-12' or '0,3,7-9', or 'all'; got {text!r}"
+                f"layers are numbers and ranges such as '0-12' or '0,3,7-9', or 'all'; got {_short(text)}"
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ConfigError(f"a range of layers rises; got {part.strip()!r} in {text!r}")
+            raise ConfigError(f"a range of layers rises; got {part.strip()!r} in {_short(text)}")
         layers.update(_bounded(range(first, last + 1), available, text))
     return tuple(sorted(layers))
 
 
 def _bounded(layers: range, available: Sequence[int], text: str) -> range:
-    """The same layers, checked before a range such as `0-9999999999` is spelled out."""
+    """The same layers, all of them there; a range such as `0-999999999` is never spelled out."""
     known = set(available)
-    for layer in (layers[0], layers[-1], *(layers if len(layers) <= len(known) else ())):
+    # The ends first; in between the first gap comes after as many layers as there are, at the latest.
+    for layer in chain((layers[0], layers[-1]), layers):
         if layer not in known:
-            spoken = f"{min(known)}-{max(known)}" if known else "none"
-            raise ConfigError(f"layer {layer} in {text!r} is out of range; there are layers {spoken}")
+            rule = "is not kept" if known and min(known) < layer < max(known) else "is out of range"
+            raise ConfigError(f"layer {layer} in {_short(text)} {rule}; there are layers {_spoken(known)}")
     return layers
+
+
+def _spoken(layers: Iterable[int]) -> str:
+    """`0, 2, 4-6`; `none` if there are none."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1][1:] = [layer]
+        else:
+            runs.append([layer])
+    return ", ".join("-".join(map(str, run)) for run in runs) or "none"
+
+
+def _short(text: str) -> str:
+    """As a message shows it, quoted."""
+    return repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
 
 
 def parse_kinds(text: str | Iterable[str], layout: TokenLayout) -> tuple[TokenKind, ...]:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from .copy_plan import CopyPlan, Piece
 from .copying import Progress, copy_store
-from .creation import first_difference, spoken
 from .destinations import checked_destination
+from .differences import first_difference, spoken
 from .errors import ConfigError, StoreMismatchError
 from .fetching import Retries
 from .joins import picked
 from .layout import KINDS
 from .manifest import Manifest, Quantisation
-from .parts import part_samples, shard_ranges
+from .parts import part_samples
 from .records import ArrayFile, ArrayKey, array_folder, arrays_of
 from .root import make_root
 from .sources import CopySource, open_source
@@ -91,7 +91,8 @@ def plan_merge(sources: Sequence[Path | str | Storage]) -> Merge:
     for other in opened[1:]:
         _refuse_strangers(opened[0], other)
     manifest = _union(opened)
-    shards = {shard: pieces for shard in manifest.held_shards if (pieces := _pieces(opened, manifest, shard))}
+    finished = sorted(frozenset().union(*(source.finished_set for source in opened)))
+    shards = {shard: _pieces(opened, manifest, shard) for shard in finished}
     teacher = opened[0].root.teacher
     files = [file for shard, pieces in shards.items() for file in _told(pieces, shard)]
     plan = CopyPlan(
@@ -139,9 +140,9 @@ def _union(sources: Sequence[CopySource]) -> Manifest:
     manifests = [source.manifest for source in sources]
     layers = sorted({layer for manifest in manifests for layer in manifest.layers})
     kinds = {kind for manifest in manifests for kind in manifest.kinds}
-    ranges = shard_ranges(sorted({shard for manifest in manifests for shard in manifest.held_shards}))
-    steps = _steps(sources)
     whole = ((0, manifests[0].num_shards),)
+    ranges = _joined(span for manifest in manifests for span in manifest.shards or whole)
+    steps = _steps(sources)
     return Manifest.model_validate(
         manifests[0].model_dump()
         | {
@@ -151,6 +152,17 @@ def _union(sources: Sequence[CopySource]) -> Manifest:
             "shards": None if ranges == whole else ranges,
         }
     )
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ranges `(first, stop)` that together hold the same numbers, ascend and do not touch."""
+    joined: list[tuple[int, int]] = []
+    for first, stop in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((first, stop))
+    return tuple(joined)
 
 
 def _steps(sources: Sequence[CopySource]) -> dict[int, Quantisation]:
@@ -168,7 +180,7 @@ def _steps(sources: Sequence[CopySource]) -> dict[int, Quantisation]:
 
 
 def _pieces(sources: Sequence[CopySource], manifest: Manifest, shard: int) -> tuple[Piece, ...]:
-    """Who gives which arrays of a shard; none if no source has finished it.
+    """Who gives which arrays of a shard.
 
     Raises:
         StoreMismatchError: two sources have different files, or an array would be missing.
@@ -185,7 +197,7 @@ def _pieces(sources: Sequence[CopySource], manifest: Manifest, shard: int) -> tu
                     f"{first.where} and {file.hash} in {source.where}; leave one of the two stores out"
                 )
     missing = [array for array in arrays_of(manifest) if array not in given]
-    if given and missing:
+    if missing:
         places = ", ".join(array_folder(array.layer, array.kind) for array in missing[:3])
         rows = manifest.shard_range(shard)
         raise StoreMismatchError(

@@ -6,6 +6,7 @@ taken in whole shards: a range is widened to them, never cut short.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from .errors import ConfigError
+from .held import HeldShards
 from .layout import TokenKind, parse_kinds, parse_layers
 from .manifest import Manifest
 from .samples import with_records
@@ -67,25 +69,44 @@ def parse_rows(rows: str | range | slice | None, num_rows: int) -> range:
     if rows is None:
         return range(num_rows)
     if isinstance(rows, str):
-        match = re.fullmatch(r"\s*(\d*)\s*:\s*(\d*)\s*", rows)
+        # Of no more digits than a store can have rows.
+        match = re.fullmatch(r"\s*(\d{0,18})\s*:\s*(\d{0,18})\s*", rows)
         if match is None:
-            raise ConfigError(f"rows are first:stop, such as 0:10000, :500 or 500:; got {rows!r}")
+            raise ConfigError(f"rows are first:stop, such as 0:10000, :500 or 500:; got {_short(rows)}")
         first, stop = int(match[1] or 0), int(match[2] or num_rows)
     else:
-        first, stop = rows.start or 0, num_rows if rows.stop is None else rows.stop
-        if rows.step not in (None, 1):
-            raise ConfigError(f"rows of a copy are consecutive; got {rows}")
+        first, stop = _ends(rows, num_rows)
     if not 0 <= first < stop <= num_rows:
         raise ConfigError(f"rows rise within 0:{num_rows}; got {first}:{stop}")
     return range(first, stop)
+
+
+def _ends(rows: range | slice, num_rows: int) -> tuple[int, int]:
+    if not isinstance(rows, range | slice):
+        raise ConfigError(
+            f"rows of a copy are text such as 0:10000, a range or a slice; got {_short(repr(rows))}"
+        )
+    try:
+        first = operator.index(rows.start or 0)
+        stop = num_rows if rows.stop is None else operator.index(rows.stop)
+    except TypeError as exc:
+        raise ConfigError(f"a slice of rows is of whole numbers; got {_short(repr(rows))}") from exc
+    if rows.step not in (None, 1):
+        raise ConfigError(f"rows of a copy are consecutive; got {rows}")
+    return first, stop
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _shards_of(manifest: Manifest, rows: range, *, every: bool) -> Sequence[int]:
     if every:
         return manifest.held_shards
     shards = range(rows.start // manifest.shard_rows, (rows.stop - 1) // manifest.shard_rows + 1)
-    for shard in shards:
-        if not manifest.holds(shard):
+    for gap in manifest.absent_rows:
+        if gap.start < rows.stop and rows.start < gap.stop:
+            shard = max(gap.start // manifest.shard_rows, shards.start)
             lost = manifest.shard_range(shard)
             raise ConfigError(
                 f"rows {rows.start}:{rows.stop} are not all in this partial copy: it lacks {lost.start}:"
@@ -137,9 +158,11 @@ def part_manifest(
 
 def shard_ranges(shards: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Ascending shards as `(first, stop)` ranges that do not touch."""
-    ranges: list[tuple[int, int]] = []
     if isinstance(shards, range):
         return ((shards.start, shards.stop),)
+    if isinstance(shards, HeldShards):  # of a hostile manifest there may be 2^40
+        return shards.ranges
+    ranges: list[tuple[int, int]] = []
     for shard in shards:
         if ranges and ranges[-1][1] == shard:
             ranges[-1] = (ranges[-1][0], shard + 1)

@@ -82,7 +82,8 @@ def plan_pull(
     opened = open_source(source)
     part = choose_part(opened.manifest, layers, tokens, rows)
     pieces = (Piece(opened, tuple(arrays_of(part.manifest))),)
-    shards = [shard for shard in part.manifest.held_shards if shard in opened.finished_set]
+    # Those that are finished are as many as there are records; a manifest may claim 2^40.
+    shards = [shard for shard in opened.finished if part.manifest.holds(shard)]
     num_bytes = sum(file.bytes for file in opened.root.teacher.values())
     for shard in shards:
         num_bytes += _shard_bytes(opened, pieces[0].arrays, shard)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from activault.store import ConfigError, IncompleteStoreError, MissingExtraError, Store
+from activault.store.dask_arrays import dask_array
 
-from .conftest import Plan
+from .conftest import Plan, make_manifest
 
 
 @pytest.mark.parametrize("scheduler", ["synchronous", "threads", "processes"])
@@ -49,3 +51,11 @@ def test_what_is_not_there_is_refused(store: Store, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "dask.array", None)
     with pytest.raises(MissingExtraError, match=r"needs dask; pip install 'activault\[all\]'"):
         store.dask("cls", 0)
+
+
+def test_more_shards_than_a_graph_holds_are_refused() -> None:
+    claim = SimpleNamespace(manifest=make_manifest(num_rows=2**40), path="a.zarr", digest="0")
+    with pytest.raises(
+        ConfigError, match=r"at most 131072 shards; this store has 68719476736; read its rows"
+    ):
+        dask_array(claim, "cls", 0)  # type: ignore[arg-type]

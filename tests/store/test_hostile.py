@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ import pytest
 from activault.store import CorruptStoreError, NotAStoreError, StoreError, open_store
 from activault.store.codecs import array_metadata
 from activault.store.files import canonical_json, pretty_json, xxh3
+from activault.store.merging import merge
 from activault.store.records import array_folder, arrays_of, parse_record
 from activault.store.sealed import write_sealed
+from activault.store.transfer import plan_pull
 
 from .conftest import Plan
 
@@ -203,3 +206,32 @@ def test_a_huge_statistics_file_is_not_read(copy: Path) -> None:
         pytest.raises(CorruptStoreError, match=r"holds at most \d+ bytes; it has 1099511627776"),
     ):
         store.statistics(0, "cls")
+
+
+@pytest.fixture
+def claims_too_much(copy: Path) -> Path:
+    """2 kB that claim 2^36 shards."""
+    rewrite_root(copy, set_manifest(num_rows=2**40))
+    (copy / "index.parquet").unlink()
+    return copy
+
+
+@pytest.mark.parametrize("rows", [None, "0:1099511627776", "16:1000000000000"])
+def test_a_copy_counts_no_shards_that_are_only_claimed(
+    claims_too_much: Path, tmp_path: Path, rows: str | None
+) -> None:
+    with little_memory():
+        planned = plan_pull(claims_too_much, rows=rows)
+        assert planned.num_files == 2
+        with pytest.raises(StoreError, match=r"samples.parquet"):
+            planned.run(tmp_path / "out.zarr")
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_a_merger_counts_no_shards_that_are_only_claimed(claims_too_much: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.zarr"
+    shutil.copytree(claims_too_much, other)
+    rewrite_root(claims_too_much, set_manifest(shards=[[0, 2**35], [2**35 + 1, 2**36]]))
+    with little_memory(), pytest.raises(StoreError, match=r"samples.parquet"):
+        merge([claims_too_much, other], tmp_path / "out.zarr")
+    assert not (tmp_path / "out.zarr").exists()

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activault.store import ConfigError
+from activault.store.held import HeldShards
+from activault.store.layout import parse_layers
 from activault.store.manifest import Manifest
+from activault.store.merging import _joined
 from activault.store.parts import choose_part, parse_rows, part_manifest, part_samples, shard_ranges
 
 from .conftest import make_manifest, make_samples
@@ -22,6 +25,8 @@ def test_ranges_hold_exactly_their_shards(shards: set[int]) -> None:
     assert [shard for first, stop in ranges for shard in range(first, stop)] == sorted(shards)
     bounds = [bound for pair in ranges for bound in pair]
     assert bounds == sorted(set(bounds))
+    assert shard_ranges(HeldShards(ranges)) == ranges
+    assert _joined([*reversed(ranges), *((shard, shard + 1) for shard in shards)]) == ranges
 
 
 @given(st.data())
@@ -50,6 +55,43 @@ def test_rows_as_text(text: str, rows: tuple[int, int]) -> None:
 def test_rows_that_mean_nothing_are_refused(rows: Any) -> None:
     with pytest.raises(ConfigError, match="rows"):
         parse_rows(rows, 50)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        pytest.param("0:" + "9" * 5000, r"rows are first:stop, .* got 0:9{75}\.\.\.$", id="5,000 digits"),
+        pytest.param(5, "text such as 0:10000, a range or a slice; got 5", id="one number"),
+        pytest.param([1, 2], r"a range or a slice; got \[1, 2\]", id="list"),
+        pytest.param((0, 16), r"a range or a slice; got \(0, 16\)", id="pair"),
+        pytest.param(
+            slice("a", None), r"of whole numbers; got slice\('a', None, None\)", id="text in a slice"
+        ),
+        pytest.param(slice(0, 2.5), "of whole numbers", id="slice of floats"),
+    ],
+)
+def test_rows_of_another_kind_are_refused(rows: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose_part(make_manifest(), rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("0-4", "layer 1 in '0-4' is not kept; there are layers 0, 2, 4"),
+        ("2-3", "layer 3 in '2-3' is not kept"),
+        ("0-5", "layer 5 in '0-5' is out of range"),
+        ("0-999999999", "layer 999999999 in '0-999999999' is out of range"),
+        ("0-" + "9" * 5000, r"layers are numbers and ranges .* got '0-9{75}'\.\.\.$"),
+        ("9" * 5000, "layers are numbers and ranges"),
+    ],
+    ids=["gap", "its end", "beyond", "far beyond", "5,000 digits", "5,000 digits alone"],
+)
+def test_every_layer_of_a_range_must_be_there(layers: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose_part(make_manifest(), layers=layers)
+    with pytest.raises(ConfigError, match=r"there are layers 0-3, 7$"):
+        parse_layers("0-7", (0, 1, 2, 3, 7))
 
 
 def test_all_is_the_manifest_itself() -> None:

@@ -42,6 +42,8 @@ def test_row_numbers_keep_their_order(rows: Any) -> None:
         pytest.param(range(-1, 3), "got -1", id="range from a negative row"),
         pytest.param(range(2**70, 2**70 + 1), f"got {2**70}", id="range beyond int64"),
         pytest.param([0.0, 1.0], "a slice or whole numbers; got float64", id="floats"),
+        pytest.param([[0], [1, 2]], r"a slice or whole numbers; got \[\[0\], \[1, 2\]\]", id="uneven lists"),
+        pytest.param(None, "a slice or whole numbers", id="none"),
         pytest.param([[0, 1]], r"got int64 of shape \(1, 2\)", id="two dimensions"),
         pytest.param(3, r"got int64 of shape \(\)", id="one number"),
         pytest.param("01", "a slice or whole numbers", id="text"),
