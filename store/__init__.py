@@ -12,7 +12,7 @@ A map of the room; FORMAT.md says what the files of a store mean:
                         shard_files, shard_writing
     tables and records  files, sealed, samples, sample_tables, records, index, root, completion; card, markup
     places              storage, places, remote, answers, aws, fetching
-    writing             creation, buffer, checks, marks, writer
+    writing             creation, differences, buffer, checks, marks, writer
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays; plan,
                         prefetch, loader
     verify and mend     verify, findings, check_structure, check_records, check_samples, check_precision,

@@ -65,7 +65,8 @@ class ShardBuffer:
             raise ConfigError(f"shards here are {_spoken(manifest)}; got {shard}")
         self.shard = shard
         self.rows = manifest.shard_range(shard)
-        self._manifest = manifest
+        self.manifest = manifest
+        """What it was made for."""
         self._held = {array: self._filled(array.kind) for array in arrays_of(manifest)}
         self._refused: dict[tuple[ArrayKey, int], float] = {}
         self._losses = {
@@ -74,12 +75,12 @@ class ShardBuffer:
         }
 
     def _filled(self, kind: TokenKind) -> npt.NDArray[Any]:
-        shape = (len(self.rows), *self._manifest.array_shape(kind)[1:])
-        dtype = held_type(self._manifest, kind)
+        shape = (len(self.rows), *self.manifest.array_shape(kind)[1:])
+        dtype = held_type(self.manifest, kind)
         return np.full(shape, fill_of(dtype), dtype)
 
     def _lossless(self, steps: Steps) -> _Losses:
-        shape = (len(self.rows), self._manifest.dim)
+        shape = (len(self.rows), self.manifest.dim)
         return _Losses(steps, np.zeros(shape), np.zeros(shape, np.int32))
 
     @property
@@ -116,7 +117,7 @@ class ShardBuffer:
         Raises:
             ConfigError: the layer is not kept, the shape or the type differs, or the rows leave the shard.
         """
-        manifest = self._manifest
+        manifest = self.manifest
         expected = (len(tokens), manifest.layout.num_tokens, manifest.dim)
         if tokens.shape != expected or offset < 0 or offset + len(tokens) > len(self.rows):
             raise ConfigError(
@@ -135,7 +136,7 @@ class ShardBuffer:
             self._write(ArrayKey(layer, kind), offset, rounded[:, span], tokens[:, span])
 
     def _takes_as_is(self, dtype: np.dtype[Any]) -> bool:
-        return all(held_type(self._manifest, kind) == dtype for kind in self._manifest.kinds)
+        return all(held_type(self.manifest, kind) == dtype for kind in self.manifest.kinds)
 
     def _write(self, array: ArrayKey, offset: int, tokens: npt.NDArray[Any], given: npt.NDArray[Any]) -> None:
         held = self._held[array][offset : offset + len(tokens)]

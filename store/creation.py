@@ -16,6 +16,7 @@ import pyarrow as pa
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
 from .deferred import Deferred
+from .differences import first_difference, spoken
 from .errors import ConfigError, NotAStoreError, StoreError, StoreMismatchError
 from .files import (
     atomic_write,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 else:
     pc = Deferred("pyarrow.compute")
 
-__all__ = ["create_store", "first_difference", "is_free", "plan_store", "spoken"]
+__all__ = ["create_store", "is_free", "plan_store"]
 
 TeacherFiles = Mapping[str, Path] | Callable[[Path], object]
 
@@ -126,19 +127,6 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def first_difference(one: Manifest, other: Manifest) -> tuple[str, Any, Any] | None:
-    """The first field in which two manifests differ, as `teacher.dim`, and both values."""
-    ours, theirs = _flat(one.model_dump(mode="json")), _flat(other.model_dump(mode="json"))
-    fields = (*theirs, *(field for field in ours if field not in theirs))
-    return next(((f, ours.get(f), theirs.get(f)) for f in fields if ours.get(f) != theirs.get(f)), None)
-
-
-def spoken(value: Any) -> str:
-    """A manifest's value for a message; the thousands of an int8 store's scales are cut short."""
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
 def _first_other(ours: Any, theirs: Any) -> int | None:
     """The first row in which two columns of strings differ, where null equals null alone."""
     alike = pc.or_(pc.and_(pc.is_null(ours), pc.is_null(theirs)), pc.fill_null(pc.equal(ours, theirs), False))
@@ -166,14 +154,6 @@ def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.T
                 f"{new!r} here; {remedy}"
             )
     raise StoreMismatchError(f"{path} was planned from other images; {remedy}")
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix.rstrip("."): value}
-    return {
-        name: leaf for key, part in value.items() for name, leaf in _flat(part, f"{prefix}{key}.").items()
-    }
 
 
 def _plan(path: Path, manifest: Manifest, samples: pa.Table, teacher_files: TeacherFiles) -> Root:

@@ -55,13 +55,14 @@ class Mark:
     def discard(self) -> None:
         """Remove what the owner wrote, then the mark, and give up the ownership.
 
-        A shard that has its record still was not touched yet: records go before the first file is written.
+        A shard that has its record still was not touched yet: records go before the first file is written,
+        and the index, which may be the only one to have it, goes before them.
 
         Raises:
             OSError: something cannot be removed; the mark stays then.
         """
         try:
-            if not self._record.exists():
+            if not self._record.exists() and not (self._store / INDEX).exists():
                 self._remove_files()
             self._path.unlink(missing_ok=True)
         finally:

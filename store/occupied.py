@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from .creation import first_difference, spoken
+from .differences import first_difference, spoken
 from .errors import CorruptStoreError, NotAStoreError, StoreMismatchError
 from .files import parse_json
 from .index import INDEX, read_index

@@ -7,6 +7,7 @@ out.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 import weakref
@@ -23,8 +24,10 @@ from .buffer import ShardBuffer
 from .checks import checked_content, refuse_imprecise
 from .completion import is_completed, write_completion
 from .cores import in_threads, num_cores
+from .differences import first_difference, spoken
 from .errors import ConfigError, IncompleteStoreError, ShardBusyError, StoreError
 from .files import atomic_write, disk_error, lock_shared, xxh3
+from .manifest import Manifest
 from .marks import Mark, begin_again, collect_leftovers, own
 from .records import (
     ArrayKey,
@@ -33,6 +36,7 @@ from .records import (
     arrays_of,
     is_finished,
     make_record,
+    mark_path,
     statistics_path,
 )
 from .remedies import AGAIN
@@ -45,6 +49,7 @@ from .storage import Folder
 
 __all__ = ["StoreWriter"]
 
+_log: Final = logging.getLogger(__name__)
 _WAIT: Final = 0.5
 """Seconds until shards that other writers own are looked at again."""
 
@@ -95,13 +100,25 @@ class StoreWriter:
         """Those of `shards` that are to be written, again and again until all are finished.
 
         A round is over when the caller has written what it could claim. The next one, after a wait, is of
-        what other writers had: of those that are slow, and of those that died.
+        what other writers had: of those that are slow, and of those that died. The first wait is logged as a
+        warning: a writer that is stopped and not dead keeps its shards for ever.
         """
+        told = False
         while shards:
             yield shards
             shards = [shard for shard in shards if not self.is_finished(shard)]
+            if shards and not told:
+                _log.warning(self._waiting_for(shards))
+                told = True
             if shards:
                 time.sleep(_WAIT)
+
+    def _waiting_for(self, shards: Sequence[int]) -> str:
+        which = f"shard {shards[0]}" + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")
+        return (
+            f"waiting for {which} of {self.path}, which another process is writing; should that be stopped, end "
+            f"it, and they are written here: `fuser {self.path / mark_path(shards[0])}` tells which it is"
+        )
 
     def claim(self, shard: int) -> bool:
         """Become an unfinished shard's one owner before it is computed, until it is published.
@@ -155,13 +172,15 @@ class StoreWriter:
                 raises, nothing is published.
 
         Raises:
-            ConfigError: the outcomes are not one a row, or there are fewer threads than one.
+            ConfigError: the buffer was made for another store, the outcomes are not one a row, or there are
+                fewer threads than one.
             NonFiniteError: a row that is ok holds a NaN, an infinity or what float16 cannot hold; nothing is
                 published.
             PrecisionError: int8 codes are further off than they may be; nothing is published.
             ShardBusyError: another thread or process is publishing this shard.
             StoreError: the disk is full, read-only or gone; finished shards are kept.
         """
+        _refuse_foreign(buffer, self.manifest)
         if len(outcomes) != len(buffer.rows):
             raise ConfigError(
                 f"shard {buffer.shard} has {len(buffer.rows)} rows; got {len(outcomes)} outcomes"
@@ -253,3 +272,16 @@ class StoreWriter:
                 write_completion(self.path, self._root, self.samples)
         except OSError as exc:
             raise disk_error(exc, self.path, self.samples.nbytes) from exc
+
+
+def _refuse_foreign(buffer: ShardBuffer, manifest: Manifest) -> None:
+    """A buffer holds values as its own manifest's dtype does, int8's by its own steps."""
+    if buffer.manifest is manifest:
+        return
+    difference = first_difference(buffer.manifest, manifest)
+    if difference is not None:
+        field, given, ours = difference
+        raise ConfigError(
+            f"a shard is published from a buffer of its own store; {field} is {spoken(given)} in the buffer "
+            f"and {spoken(ours)} here; fill one of StoreWriter.buffer"
+        )

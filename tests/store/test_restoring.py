@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from activault.store import create_store, open_store, verify_store
+from activault.store import StoreError, create_store, open_store, verify_store
 from activault.store.marks import begin_again
 from activault.store.repair import plan_repair, rebuild
 from activault.store.restoring import index_in_hand, restore_records
@@ -147,3 +147,25 @@ def test_a_writer_of_another_plan_restores_nothing(copy: Path, make_plan: Callab
     with pytest.raises(Exception, match="row_seed is 0 there and 9 here"):
         create_store(copy, other.manifest, other.samples, write_teacher)
     assert not (copy / "shards/00000.json").exists()
+
+
+def test_a_writer_that_cannot_restore_removes_no_file(
+    copy: Path, written: Plan, there: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from activault.store import restoring
+
+    plan = reopened(copy, written)
+    with plan.open() as writer:
+        for name in there:
+            (copy / "shards" / name).unlink()
+
+        def full(path: Path, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(restoring, "atomic_write", full)
+            with pytest.raises(StoreError, match="No space left"):
+                plan.publish(writer, 0)
+    assert open_store(copy).complete
+    assert restore_records(copy) == [0, 1, 2, 3]
+    assert verify_store(copy, deep=True, complete=True).ok

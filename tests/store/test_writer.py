@@ -244,7 +244,7 @@ def test_a_full_disk_is_told_with_the_remedy(plan: Plan, monkeypatch: pytest.Mon
 
 
 def test_shards_of_other_writers_are_looked_at_until_they_are_finished(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(writer_module, "_WAIT", 0.0)
     other, seen = plan.open(), list[list[int]]()
@@ -259,6 +259,41 @@ def test_shards_of_other_writers_are_looked_at_until_they_are_finished(
                 other.close()  # its owner dies
         assert writer.unfinished == []
     assert seen == [[0, 1, 2, 3], [1], [1]]
+    (said,) = caplog.messages  # once
+    assert said.startswith(f"waiting for shard 1 of {plan.path}, which another process is writing")
+    assert str(plan.path / "shards" / ".00001.json.tmp") in said
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("dtype", {"dtype": "float32"}),
+        ("dtype", {"dtype": "int8"}),
+        ("shard_rows", {"shard_rows": 8}),
+        ("num_rows", {"num_rows": 44}),
+        ("layers", {"layers": [0, 2]}),
+        ("row_seed", {"row_seed": 1}),
+    ],
+    ids=str,
+)
+def test_a_buffer_of_another_store_is_refused(
+    make_plan: MakePlan, plan: Plan, field: str, changes: dict[str, object]
+) -> None:
+    other = make_plan("b.zarr", **changes)
+    with plan.open() as writer, other.open() as foreign:
+        buffer = foreign.buffer(0)
+        with pytest.raises(ConfigError, match=f"a buffer of its own store; {field} is .* in the buffer and"):
+            writer.publish(buffer, other.outcomes(buffer.rows))
+        assert writer.unfinished == [0, 1, 2, 3]
+
+
+def test_a_buffer_of_the_same_store_opened_twice_is_taken(plan: Plan) -> None:
+    with plan.open() as writer, plan.open() as second:
+        buffer = second.buffer(0)
+        for layer in plan.manifest.layers:
+            buffer.write(layer, 0, np.zeros((16, 9, 8), np.float32))
+        writer.publish(buffer, plan.outcomes(buffer.rows))
+        assert writer.unfinished == [1, 2, 3]
 
 
 @pytest.mark.parametrize("threads", [0, -3])
