@@ -252,6 +252,20 @@ def test_a_run_of_another_teacher_is_refused(
     assert "its own teacher's activations" in answer.error_line
 
 
+def test_an_interruption_while_it_is_imported_is_one_line() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'activault.store': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from activault.jobs.entry import main\n"
+        "sys.exit(main())\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (130, "", "activault: interrupted\n")
+
+
 def test_an_interruption_says_how_to_go_on(
     activault: Command, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
