@@ -190,6 +190,10 @@ def _ranges(file: FileToFetch, retries: Retries, stop: threading.Event) -> Itera
             raise CorruptStoreError(
                 f"{file.path} is missing in {file.storage.where}; copy from another source"
             ) from exc
+        except CorruptStoreError as exc:  # of another size, which its place says without saying where it is
+            raise CorruptStoreError(
+                f"{exc}; so it is damaged in {file.storage.where}: copy from another source"
+            ) from exc
         except UnreachableError as exc:
             failures += 1
             _wait(failures, retries.times, exc, retries, stop)
