@@ -116,8 +116,8 @@ class StoreWriter:
     def _waiting_for(self, shards: Sequence[int]) -> str:
         which = f"shard {shards[0]}" + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")
         return (
-            f"waiting for {which} of {self.path}, which another process is writing; should that be stopped, end "
-            f"it, and they are written here: `fuser {self.path / mark_path(shards[0])}` tells which it is"
+            f"waiting for {which} of {self.path}, which another process is writing; should that be stopped, "
+            f"end it, and they are written here: `fuser {self.path / mark_path(shards[0])}` tells which it is"
         )
 
     def claim(self, shard: int) -> bool:
