@@ -85,6 +85,7 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
         "num_shards": report.num_shards,
         "lost_shards": list(report.lost_shards),
         "shards_at_work": list(report.shards_at_work),
+        "writers_gone": report.writers_gone,
         "faults": [
             {
                 "where": fault.where,
@@ -120,7 +121,8 @@ def show_report(path: Path | str, report: VerifyReport) -> None:
 def _spoken_state(report: VerifyReport) -> str:
     spoken = f"{report.finished_shards} of {report.num_shards} shards finished"
     if report.shards_at_work:
-        spoken += f", {len(report.shards_at_work)} being written"
+        who = "left by a writer that was killed" if report.writers_gone else "being written"
+        spoken += f", {len(report.shards_at_work)} {who}"
     if report.lost_shards:
         spoken += f", the records of {len(report.lost_shards)} lost"
     return spoken + (", complete" if report.complete else ", not complete")

@@ -31,6 +31,7 @@ __all__ = [
     "is_leftover",
     "leftovers",
     "lock_shared",
+    "nobody_at_work",
     "locked_alone",
     "locked_by_one",
     "new_file",
@@ -247,6 +248,21 @@ def _share(handle: int) -> None:
     # never collected; nothing else depends on it.
     with contextlib.suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_SH)
+
+
+def nobody_at_work(folder: Path) -> bool:
+    """Whether no writer holds its lock on the folder now; False also where locks do not tell."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 @contextlib.contextmanager

@@ -105,6 +105,8 @@ class VerifyReport:
     """Shards whose files are there without a record and without an owner: their records were lost."""
     shards_at_work: tuple[int, ...] = ()
     """Shards that have an owner's mark: being written, or left by a killed writer."""
+    writers_gone: bool = False
+    """Whether nobody writes the store now, so that such marks are leftovers; False where none can tell."""
     manifest: Manifest | None = None
     """None if it cannot be read."""
 

@@ -158,7 +158,9 @@ def check_array(storage: Storage, manifest: Manifest, array: ArrayKey) -> None:
 def _not_a_store(storage: Storage) -> NotAStoreError:
     where = storage.where
     if PLANNING in (storage.names("") or ()):
-        return NotAStoreError(f"{where}: planning was interrupted; {AGAIN}")
+        return NotAStoreError(
+            f"{where} is being planned, or its planning was interrupted; if nobody is at it, {AGAIN}"
+        )
     if storage.folder is not None and not storage.folder.exists():
         return NotAStoreError(
             f"{where} does not exist; `activault extract IMAGES {storage.name}` makes a store"

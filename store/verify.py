@@ -16,6 +16,7 @@ from .check_records import FoundRecords, check_records
 from .check_samples import check_samples
 from .check_structure import check_metadata, check_strangers, check_teacher
 from .errors import CorruptStoreError
+from .files import nobody_at_work
 from .findings import READABLE, Fault, Findings, VerifyReport
 from .index import INDEX
 from .places import open_storage
@@ -68,6 +69,7 @@ def verify_store(
         notes=tuple(findings.notes),
         lost_shards=tuple(found.lost),
         shards_at_work=tuple(found.at_work),
+        writers_gone=bool(found.at_work) and storage.folder is not None and nobody_at_work(storage.folder),
         manifest=root.manifest,
     )
 

@@ -98,6 +98,7 @@ def test_verify_exits_with_0_on_a_sound_store(activault: Command, store: Path) -
         "num_shards": 3,
         "lost_shards": [],
         "shards_at_work": [],
+        "writers_gone": False,
         "faults": [],
         "notes": [],
         "repair": None,

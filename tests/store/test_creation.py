@@ -123,7 +123,10 @@ def test_a_half_planned_store_is_planned_again(plan: Plan) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         create_store(plan.path, plan.manifest, plan.samples, interrupted)
-    with pytest.raises(NotAStoreError, match="planning was interrupted"):
+    with pytest.raises(
+        NotAStoreError,
+        match="is being planned, or its planning was interrupted; if nobody is at it, run again",
+    ):
         open_store(plan.path)
     assert plan.write().complete
     assert sorted(file.name for file in (plan.path / "teacher").iterdir()) == [

@@ -50,6 +50,16 @@ def test_files_of_a_shard_with_an_owner_were_not_lost(plan: Plan) -> None:
     assert (report.ok, report.state, report.shards_at_work) == (True, "unfinished", (1,))
 
 
+def test_marks_of_a_killed_writer_are_told_from_those_of_a_living_one(plan: Plan) -> None:
+    with plan.open() as writer:
+        assert writer.claim(1)
+        report = verify_store(plan.path)
+        assert (report.shards_at_work, report.writers_gone) == ((1,), False)
+    (plan.path / "shards" / ".00001.json.tmp").write_bytes(b"")
+    report = verify_store(plan.path)
+    assert (report.shards_at_work, report.writers_gone) == ((1,), True)
+
+
 def test_all_records_of_an_unfinished_store(plan: Plan) -> None:
     plan.write([0, 1, 3])
     shutil.rmtree(plan.path / "shards")
