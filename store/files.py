@@ -200,6 +200,8 @@ def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
         errno.EPERM: "grant the right to write there",
         errno.ENOTDIR: "choose a path whose parents are folders",
         errno.EEXIST: "choose a path whose parents are folders",
+        errno.EISDIR: f"remove the folder {exc.filename2 or exc.filename}, which is in a file's place",
+        errno.ELOOP: f"remove the link {exc.filename}, which leads back to itself",
     }.get(exc.errno or 0, "mend the disk or the mount")
     return StoreError(
         f"{path} could not be written ({exc.strerror or exc}); {remedy}, then run the same command again: "

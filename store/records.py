@@ -290,6 +290,9 @@ def file_faults(storage: Storage, record: ShardRecord) -> Iterator[tuple[str, st
         except FileNotFoundError:
             yield file.path, "is missing"
             continue
+        except CorruptStoreError as exc:
+            yield file.path, f"is no file of a store ({exc})"
+            continue
         if size != file.bytes:
             yield file.path, f"must have {file.bytes} bytes; it has {size}"
 

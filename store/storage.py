@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
-from .errors import AccessDeniedError, CorruptStoreError, StorageError, UnreachableError
+from .errors import AccessDeniedError, CorruptStoreError, StorageError, StoreError, UnreachableError
 
 __all__ = [
     "MAX_JSON_BYTES",
@@ -136,9 +136,23 @@ def gather(storage: Storage, work: Callable[[Item], Result], items: Iterable[Ite
             pool.shutdown(cancel_futures=True)
 
 
-def storage_error(exc: OSError, what: str) -> StorageError:
+def refuse_no_file(found: os.stat_result, path: str) -> None:
+    """Refuse what is no plain file.
+
+    Links are followed: parts of a store may lie on another disk. Pipes and devices are no store's.
+
+    Raises:
+        CorruptStoreError: it is something else.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        raise CorruptStoreError(f"{path} must be a plain file; it is a pipe, a device or a folder; remove it")
+
+
+def storage_error(exc: OSError, what: str) -> StoreError:
     """An `OSError` of a local read in words; a file that is absent is not one of them."""
     reason = exc.strerror or str(exc)
+    if exc.errno == errno.ELOOP:
+        return CorruptStoreError(f"{what} is a link that leads back to itself; remove it")
     if exc.errno in (errno.EACCES, errno.EPERM):
         return AccessDeniedError(f"{what} cannot be read ({reason}); grant the right to read it")
     if exc.errno in _GONE:
@@ -162,11 +176,13 @@ class Folder:
     def size(self, path: str) -> int:
         """Bytes of one file."""
         try:
-            return (self.folder / path).stat().st_size
+            found = (self.folder / path).stat()
         except (FileNotFoundError, NotADirectoryError) as exc:
             raise FileNotFoundError(path) from exc
         except OSError as exc:
             raise storage_error(exc, path) from exc
+        refuse_no_file(found, path)
+        return found.st_size
 
     def read(self, path: str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         """All of one file."""
@@ -225,10 +241,11 @@ class _LocalFile:
         except OSError as exc:
             raise storage_error(exc, path) from exc
         found = os.fstat(self._handle)
-        # Links are followed: parts of a store may lie on another disk. Pipes and devices are no store's.
-        if not stat.S_ISREG(found.st_mode):
+        try:
+            refuse_no_file(found, path)
+        except CorruptStoreError:
             self.close()
-            raise CorruptStoreError(f"{path} must be a plain file; it is a pipe, a device or a folder")
+            raise
         self.size = found.st_size
 
     def read(self, offset: int, length: int) -> bytes:

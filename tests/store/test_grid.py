@@ -31,7 +31,12 @@ def test_a_vit_b_at_224_pixels_gets_the_stated_grid() -> None:
 def test_targets_are_kept(num_rows: int, side: int, num_layers: int, dim: int, dtype: StoredDtype) -> None:
     layout = TokenLayout(num_cls=1, num_registers=0, grid=(side, side))
     shard_rows, chunk_rows = choose_grid(
-        num_rows=num_rows, layout=layout, kinds=("cls", "patches"), num_layers=num_layers, dim=dim, dtype=dtype
+        num_rows=num_rows,
+        layout=layout,
+        kinds=("cls", "patches"),
+        num_layers=num_layers,
+        dim=dim,
+        dtype=dtype,
     )
     patch_bytes = {"float32": 4, "int8": 1}.get(dtype, 2)
     row_bytes = num_layers * dim * (side * side * patch_bytes + (4 if dtype == "float32" else 2))
