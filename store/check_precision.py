@@ -57,8 +57,9 @@ def check_precision(storage: Storage, root: Root, found: FoundRecords, findings:
 def _check_shard(
     manifest: Manifest, record: ShardRecord, array: ArrayKey, stats: ChannelStats, findings: Findings
 ) -> None:
-    assert manifest.quantisation is not None
-    most = MAX_ERROR * manifest.quantisation[manifest.layers.index(array.layer)].variance
+    quantisation = manifest.quantisation_of(array.layer, array.kind)
+    assert quantisation is not None
+    most = MAX_ERROR * quantisation.variance
     if stats.error <= most:
         return
     findings.fault(

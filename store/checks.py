@@ -47,9 +47,8 @@ def checked_content(
 
 
 def _steps_of(manifest: Manifest, array: ArrayKey) -> Steps | None:
-    if manifest.quantisation is None or manifest.stored_dtype(array.kind) != "int8":
-        return None
-    return Steps.of(manifest.quantisation[manifest.layers.index(array.layer)])
+    quantisation = manifest.quantisation_of(array.layer, array.kind)
+    return None if quantisation is None else Steps.of(quantisation)
 
 
 def _absmax(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
@@ -119,11 +118,11 @@ def refuse_imprecise(manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, c
     Raises:
         PrecisionError: the layer's sum of squared errors is over the bound.
     """
-    found = buffer.errors(array)
-    if found is None or manifest.quantisation is None:
+    found, quantisation = buffer.errors(array), manifest.quantisation_of(array.layer, array.kind)
+    if found is None or quantisation is None:
         return
     sse, clipped = found
-    variance = manifest.quantisation[manifest.layers.index(array.layer)].variance
+    variance = quantisation.variance
     num_values = int(content.is_ok.sum()) * content.held[0].size
     share = float(sse.sum()) / num_values if num_values else 0.0
     if share <= MAX_ERROR * variance:

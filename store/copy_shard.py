@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from itertools import islice
 from pathlib import Path
 
 from .copy_plan import Piece
 from .fetching import FileToFetch, Stopped
-from .files import atomic_write, sync_folder
+from .files import atomic_write, sync_upwards
 from .joins import RecordPiece, join_record, join_statistics, picked
 from .manifest import Manifest
 from .marks import Mark, begin_again
@@ -73,11 +72,9 @@ class ShardCopy:
 
     def _bring(self, fetch: Callable[[FileToFetch], None], file: FileToFetch) -> None:
         fetch(file)
-        folder = (self._path / file.path).parent
         # The folders up to the array's own: each may be new, and its name lives in the one above. Here, where
         # many threads wait for the disk side by side.
-        for parent in (folder, *islice(folder.parents, 3)):
-            sync_folder(parent)
+        sync_upwards((self._path / file.path).parent, 3)
 
     def _read_statistics(self) -> list[tuple[RecordPiece, bytes]]:
         return [(piece, read_checked(storage, piece.record.statistics)) for storage, piece in self._pieces]

@@ -14,6 +14,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -42,6 +43,7 @@ __all__ = [
     "stored_xxh3",
     "sync_file",
     "sync_folder",
+    "sync_upwards",
     "xxh3",
 ]
 
@@ -180,6 +182,12 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):  # the first error is told; what is left is collected
             temporary.unlink()
         raise
+
+
+def sync_upwards(folder: Path, levels: int) -> None:
+    """Bring the names in a folder to disk, and those of as many folders above it that may be new as well."""
+    for each in (folder, *islice(folder.parents, levels)):
+        sync_folder(each)
 
 
 def atomic_write(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from .errors import CorruptStoreError, StoreMismatchError
-from .files import canonical_json, xxh3
+from .files import xxh3
 from .manifest import Manifest
 from .records import (
     ArrayFile,
@@ -23,7 +23,7 @@ from .records import (
     ShardRecord,
     array_file,
     arrays_of,
-    parse_record,
+    close_record,
     record_path,
     statistics_path,
 )
@@ -75,14 +75,12 @@ def join_record(
                     f"{_differing(two, one)} in {other.where}; merge copies of one store"
                 )
     body = first.record.model_dump(mode="json", exclude={"checksum"}) | {
-        "manifest": manifest.sha256(),
         "files": [file.model_dump() for file in picked_files(pieces, manifest, shard)],
         "statistics": FileRecord(
             path=statistics_path(shard), bytes=len(statistics), hash=xxh3(statistics)
         ).model_dump(),
     }
-    text = canonical_json(body | {"checksum": xxh3(canonical_json(body))})
-    return parse_record(text, manifest, shard), text
+    return close_record(body, manifest, shard)
 
 
 def _differing(entries: Sequence[Any], others: Sequence[Any]) -> str:

@@ -15,7 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .errors import ConfigError
 
-__all__ = ["KINDS", "TokenKind", "TokenLayout", "layer_name", "parse_kinds", "parse_layers"]
+__all__ = [
+    "KINDS",
+    "TokenKind",
+    "TokenLayout",
+    "layer_name",
+    "parse_kept_kinds",
+    "parse_kinds",
+    "parse_layers",
+]
 
 TokenKind = Literal["cls", "registers", "patches"]
 KINDS: tuple[TokenKind, ...] = ("cls", "registers", "patches")
@@ -135,4 +143,21 @@ def parse_kinds(text: str | Iterable[str], layout: TokenLayout) -> tuple[TokenKi
     kinds = tuple(kind for kind in layout.kinds if kind in asked)
     if not kinds:
         raise ConfigError(f"none of the token kinds {asked} is here; there are {', '.join(layout.kinds)}")
+    return kinds
+
+
+def parse_kept_kinds(
+    text: str | Iterable[str], layout: TokenLayout, kept: tuple[TokenKind, ...]
+) -> tuple[TokenKind, ...]:
+    """The same out of the kinds that a store keeps, where `"all"` is all of those.
+
+    Raises:
+        ConfigError: a kind is unknown or not kept.
+    """
+    if isinstance(text, str) and text.strip() == "all":
+        return kept
+    kinds = parse_kinds(text, layout)
+    missing = [kind for kind in kinds if kind not in kept]
+    if missing:
+        raise ConfigError(f"token kinds here are {', '.join(kept)}; got {', '.join(missing)}")
     return kinds

@@ -6,7 +6,7 @@ Nothing in it can be derived from something else in it; counts and shapes are pr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, Literal
 
@@ -236,6 +236,40 @@ class Manifest(_Record):
     def stored_dtype(self, kind: TokenKind) -> StoredDtype:
         """Precision of one kind's arrays: `int8` is for patches, the few other tokens stay bfloat16."""
         return "bfloat16" if self.dtype == "int8" and kind != "patches" else self.dtype
+
+    def quantisation_of(self, layer: int, kind: TokenKind) -> Quantisation | None:
+        """What one array's codes mean; None where it holds none."""
+        if self.quantisation is None or self.stored_dtype(kind) != "int8":
+            return None
+        return self.quantisation[self.layers.index(layer)]
+
+    def with_parts(
+        self,
+        layers: Sequence[int],
+        kinds: Iterable[TokenKind],
+        shards: tuple[tuple[int, int], ...],
+        steps: Mapping[int, Quantisation] | None = None,
+    ) -> Manifest:
+        """The manifest of other layers, kinds and shards of the same plan.
+
+        Scales of int8 stay with their layers, also where patches are left out: so the parts of a store can be
+        merged whatever they hold.
+
+        Args:
+            layers: ascending.
+            kinds: in the layout's order.
+            shards: `(first, stop)` ranges; all shards may be among them.
+            steps: int8's by layer; None is this manifest's own.
+        """
+        if steps is None:
+            steps = dict(zip(self.layers, self.quantisation or (), strict=False))
+        parts = {
+            "layers": tuple(layers),
+            "kinds": tuple(kinds),
+            "quantisation": [steps[layer].model_dump() for layer in layers] if steps else None,
+            "shards": None if shards == ((0, self.num_shards),) else shards,
+        }
+        return Manifest.model_validate(self.model_dump() | parts)
 
     def shard_range(self, shard: int) -> range:
         """Rows of one shard."""

@@ -142,16 +142,8 @@ def _union(sources: Sequence[CopySource]) -> Manifest:
     kinds = {kind for manifest in manifests for kind in manifest.kinds}
     whole = ((0, manifests[0].num_shards),)
     ranges = _joined(span for manifest in manifests for span in manifest.shards or whole)
-    steps = _steps(sources)
-    return Manifest.model_validate(
-        manifests[0].model_dump()
-        | {
-            "layers": tuple(layers),
-            "kinds": tuple(kind for kind in KINDS if kind in kinds),
-            "quantisation": [steps[layer].model_dump() for layer in layers] if steps else None,
-            "shards": None if ranges == whole else ranges,
-        }
-    )
+    ordered = [kind for kind in KINDS if kind in kinds]
+    return manifests[0].with_parts(layers, ordered, ranges, _steps(sources))
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from .errors import ConfigError
 from .held import HeldShards
-from .layout import TokenKind, parse_kinds, parse_layers
+from .layout import TokenKind, parse_kept_kinds, parse_layers
 from .manifest import Manifest
 from .samples import with_records
 from .selection import check_layers
@@ -124,36 +124,16 @@ def _layers(manifest: Manifest, layers: str | Iterable[int] | None) -> tuple[int
 
 
 def _kinds(manifest: Manifest, tokens: str | Iterable[str] | None) -> tuple[TokenKind, ...]:
-    if tokens is None or tokens == "all":
+    if tokens is None:
         return manifest.kinds
-    kinds = parse_kinds(tokens, manifest.layout)
-    missing = [kind for kind in kinds if kind not in manifest.kinds]
-    if missing:
-        raise ConfigError(f"token kinds here are {', '.join(manifest.kinds)}; got {', '.join(missing)}")
-    return kinds
+    return parse_kept_kinds(tokens, manifest.layout, manifest.kinds)
 
 
 def part_manifest(
     manifest: Manifest, layers: Sequence[int], kinds: Sequence[TokenKind], shards: Iterable[int]
 ) -> Manifest:
-    """The manifest of a copy that has these layers, kinds and shards alone, all of them in `manifest`.
-
-    Scales of int8 stay with their layers, also where patches are left out: so the parts of a store can be
-    merged whatever they hold.
-    """
-    steps = manifest.quantisation
-    if steps is not None:
-        steps = tuple(step for layer, step in zip(manifest.layers, steps, strict=True) if layer in layers)
-    ranges = shard_ranges(shards)
-    return Manifest.model_validate(
-        manifest.model_dump()
-        | {
-            "layers": tuple(layers),
-            "kinds": tuple(kinds),
-            "quantisation": None if steps is None else [step.model_dump() for step in steps],
-            "shards": None if ranges == ((0, manifest.num_shards),) else ranges,
-        }
-    )
+    """The manifest of a copy that has these layers, kinds and shards alone, all of them in `manifest`."""
+    return manifest.with_parts(layers, kinds, shard_ranges(shards))
 
 
 def shard_ranges(shards: Iterable[int]) -> tuple[tuple[int, int], ...]:

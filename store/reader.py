@@ -22,7 +22,7 @@ from .dask_arrays import dask_array
 from .errors import ConfigError, StorageError
 from .facts import facts_of, float32_bytes
 from .index import Index, read_index
-from .layout import TokenKind, TokenLayout, parse_kinds
+from .layout import TokenKind, TokenLayout, parse_kept_kinds
 from .manifest import Manifest
 from .places import open_storage
 from .reading import ChunkSource, read_rows
@@ -228,13 +228,7 @@ class Store:
         Raises:
             ConfigError: a kind is unknown or not kept.
         """
-        if isinstance(tokens, str) and tokens.strip() == "all":
-            return self.kinds
-        kinds = parse_kinds(tokens, self.layout)
-        missing = [kind for kind in kinds if kind not in self.kinds]
-        if missing:
-            raise ConfigError(f"token kinds here are {', '.join(self.kinds)}; got {', '.join(missing)}")
-        return kinds
+        return parse_kept_kinds(tokens, self.layout, self.kinds)
 
     @cached_property
     def chunks(self) -> ChunkSource:

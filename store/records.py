@@ -5,7 +5,7 @@ Outcomes and the hashes of files in, canonical JSON out, and back again with eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Final, Protocol
@@ -31,6 +31,7 @@ __all__ = [
     "array_file",
     "array_folder",
     "arrays_of",
+    "close_record",
     "extract_again",
     "file_faults",
     "is_finished",
@@ -179,7 +180,6 @@ def make_record(
             sizes.append([outcome.width, outcome.height, 1])
     body = {
         "format": manifest.format,
-        "manifest": _manifest_hash(manifest),
         "shard": shard,
         "rows": [rows.start, rows.stop],
         "sizes": sizes,
@@ -191,6 +191,12 @@ def make_record(
         "files": [file.model_dump() for file in files],
         "statistics": statistics.model_dump(),
     }
+    return close_record(body, manifest, shard)
+
+
+def close_record(body: Mapping[str, Any], manifest: Manifest, shard: int) -> tuple[ShardRecord, bytes]:
+    """The record that says `body` of a store of `manifest`, with its checksum, and the bytes of its file."""
+    body = {**body, "manifest": _manifest_hash(manifest)}
     text = canonical_json(body | {"checksum": xxh3(canonical_json(body))})
     return parse_record(text, manifest, shard), text
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from .codecs import crc_bytes, fill_of, pack_chunk, store_into, stored_type, to_float32, with_crc
-from .files import new_file, sync_folder
+from .files import new_file, sync_upwards
 from .manifest import Manifest
 from .quantise import Steps
 from .records import ArrayFile, ArrayKey, array_file, array_folder
@@ -97,8 +97,7 @@ def write_shard_file(
         index += [(ABSENT_CHUNK, ABSENT_CHUNK)] * (manifest.chunks_per_shard - len(index))
         stream.write(with_crc(b"".join(struct.pack("<QQ", *entry) for entry in index)))
     # The folders up to the array's own: each may be new, and its name lives in the one above.
-    for parent in (file.parent, file.parent.parent, folder / "c", folder):
-        sync_folder(parent)
+    sync_upwards(file.parent, 3)
     record = ArrayFile(path=path, bytes=stream.size, hash=stream.hash, values=add_row_sums(sums))
     return record, moments.finish(content.absmax)
 

@@ -25,8 +25,8 @@ from .checks import checked_content, refuse_imprecise
 from .completion import is_completed, write_completion
 from .cores import in_threads, num_cores
 from .differences import first_difference, spoken
-from .errors import ConfigError, IncompleteStoreError, ShardBusyError, StoreError
-from .files import atomic_write, disk_error, lock_shared, xxh3
+from .errors import ConfigError, IncompleteStoreError, ShardBusyError
+from .files import atomic_write, disk_error, lock_shared, refuse_another_folder, xxh3
 from .manifest import Manifest
 from .marks import Mark, begin_again, collect_leftovers, own
 from .records import (
@@ -130,7 +130,7 @@ class StoreWriter:
             StoreError: the disk is full, read-only or gone.
         """
         try:
-            self._refuse_another_folder()
+            refuse_another_folder(self._handle, self.path)
             mark = own(self.path, self.manifest, shard)
         except ShardBusyError:
             return False
@@ -200,7 +200,7 @@ class StoreWriter:
         for array, content in contents.items():
             refuse_imprecise(self.manifest, buffer, array, content)
         try:
-            self._refuse_another_folder()
+            refuse_another_folder(self._handle, self.path)
             mark = self._claimed.pop(buffer.shard, None) or own(self.path, self.manifest, buffer.shard)
             try:
                 record = self._write(mark, buffer, outcomes, contents, threads, check)
@@ -211,18 +211,6 @@ class StoreWriter:
         except OSError as exc:
             raise disk_error(exc, self.path, buffer.nbytes) from exc
         return record
-
-    def _refuse_another_folder(self) -> None:
-        """What is at the path now must be the folder that was opened: a disk may have been unmounted."""
-        try:
-            same = os.path.samestat(os.fstat(self._handle), self.path.stat())
-        except FileNotFoundError:
-            same = False
-        if not same:
-            raise StoreError(
-                f"{self.path} is not the folder any more that was opened (it was unmounted, moved or "
-                f"replaced); bring it back, then {AGAIN}: finished shards are kept"
-            )
 
     def _write(
         self,
@@ -248,7 +236,7 @@ class StoreWriter:
         record, text = make_record(self.manifest, shard, outcomes, files, summary)
         if check is not None:
             check(record)
-        self._refuse_another_folder()
+        refuse_another_folder(self._handle, self.path)
         mark.publish(text)
         return record
 
@@ -267,7 +255,7 @@ class StoreWriter:
                 f"{len(self.manifest.held_shards)} are not (first: {unfinished[0]}); {AGAIN}"
             )
         try:
-            self._refuse_another_folder()
+            refuse_another_folder(self._handle, self.path)
             if not is_completed(self._storage, self._root):
                 write_completion(self.path, self._root, self.samples)
         except OSError as exc:
