@@ -25,6 +25,7 @@ from .errors import ConfigError
 from .plan import EpochPlan, plan_epoch
 from .prefetch import Execution
 from .reader import Store
+from .reading import num_ahead
 from .recycling import Recycler
 from .selection import RowSelection, check_layers, check_rows
 
@@ -59,7 +60,8 @@ class ActivationLoader:
         rows: which rows; every valid row by default.
         shuffle: False gives the rows in ascending order.
         drop_last: leave out a last batch that is smaller.
-        num_threads: threads that read ahead; 0 reads in the caller's thread.
+        num_threads: threads that read ahead; 0 reads in the caller's thread. By default two more than cores,
+            at most 10, since some wait for the disk, and as many as pay where a store is far away.
         pool_bytes: memory for rows that wait for their batch, kept from epoch to epoch. Half is drawn from
             while half is filled; rows mix within a half. Up to three batches come on top of it.
         dtype: of the tokens: float32, or bfloat16 or float16, which halve what is copied to a device.
@@ -79,11 +81,11 @@ class ActivationLoader:
         rows: RowSelection | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
-        num_threads: int = 2,
+        num_threads: int | None = None,
         pool_bytes: int = 1 << 30,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if batch_size < 1 or num_threads < 0 or pool_bytes < 1 or seed < 0:
+        if batch_size < 1 or (num_threads or 0) < 0 or pool_bytes < 1 or seed < 0:
             raise ConfigError(
                 "batch_size and pool_bytes are at least 1, num_threads and seed at least 0; got "
                 f"{batch_size}, {pool_bytes}, {num_threads} and {seed}"
@@ -98,7 +100,7 @@ class ActivationLoader:
         self.rows = _loadable(store, rows)
         self.shuffle = shuffle
         self.drop_last = drop_last
-        self.num_threads = num_threads
+        self.num_threads = num_ahead(store.chunks, self.kinds) if num_threads is None else num_threads
         self.dtype = dtype
         self._pool_memory = {kind: Recycler(most_free=2) for kind in self.kinds}
         self._batch_memory = Recycler(most_free=3)

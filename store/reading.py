@@ -31,10 +31,11 @@ from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
 from .storage import NUM_REQUESTS, Storage
 
-__all__ = ["ChunkSource", "by_kind", "num_readers", "read_jobs", "read_rows"]
+__all__ = ["ChunkSource", "by_kind", "num_ahead", "read_jobs", "read_rows"]
 
 Int64 = npt.NDArray[np.int64]
 _MAX_THREADS: Final = 16
+_MAX_AHEAD: Final = 8
 _REMOTE_BYTES: Final = 512 << 20
 """What the threads of one read from afar may hold together."""
 _JOB_BYTES: Final = 1 << 20
@@ -193,7 +194,18 @@ def _groups(
             first = place
 
 
-def num_readers(source: ChunkSource, kinds: Sequence[TokenKind]) -> int:
+def num_ahead(source: ChunkSource, kinds: Sequence[TokenKind]) -> int:
+    """Threads that are worth reading ahead with, beside work of the caller's own.
+
+    On this machine two more than cores: with two cores a cold epoch came 1.2 to 1.5 times as fast as with two
+    threads, which left the disk alone while both decompressed; a warm one as fast.
+    """
+    if source.storage.folder is not None:
+        return min(_MAX_AHEAD, num_cores()) + 2
+    return _num_readers(source, kinds)
+
+
+def _num_readers(source: ChunkSource, kinds: Sequence[TokenKind]) -> int:
     """Threads that are worth reading with: the cores; far more where threads wait for answers."""
     if source.storage.folder is not None:
         return min(_MAX_THREADS, num_cores())
@@ -229,7 +241,7 @@ def read_rows(
     num_tokens = sum(manifest.layout.count(kind) for kind in kinds)
     out = source.memory.array((len(rows), len(layers), num_tokens, manifest.dim), dtype)
     jobs = read_jobs(source, rows, layers, by_kind(out, manifest, kinds))
-    num_threads = min(num_readers(source, kinds), len(jobs))
+    num_threads = min(_num_readers(source, kinds), len(jobs))
     if num_threads < 2:
         for job in jobs:
             job()
