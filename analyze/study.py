@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from activault.store.errors import ConfigError
-from activault.store.layout import TokenKind
+from activault.store.layout import TokenKind, require_all_tokens
 
 from .dynamics import Dynamics, DynamicsSum
 from .phases import Cost, Phases, cost_curve, cut_stability, max_cut_phases, max_num_phases
@@ -156,11 +156,7 @@ def _check_rollout(store: LayerSource, layers: tuple[int, ...]) -> None:
             "a surrogate is compared from layer 0 on, layer by layer; "
             f"this store keeps layers {', '.join(map(str, layers))}"
         )
-    absent = [kind for kind in store.layout.kinds if kind not in store.kinds]
-    if absent:
-        raise ConfigError(
-            f"a surrogate rolls out all tokens; this store was made without {', '.join(absent)}"
-        )
+    require_all_tokens(store.layout, store.kinds, "a surrogate's roll-out")
 
 
 def _roll(surrogate: Rollout, tokens: FloatArray) -> FloatArray:

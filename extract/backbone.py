@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from activault.store.errors import ConfigError, WeightsError
 from activault.store.layout import TokenLayout
-from activault.store.manifest import Preprocessing, TeacherInfo
+from activault.store.provenance import Preprocessing, TeacherInfo
 
 from .preprocess import checked_size, plan_preprocessing
 from .teacher_files import TeacherFiles, read_teacher, write_teacher

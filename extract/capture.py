@@ -31,6 +31,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from activault.store import Manifest, Outcome, ShardBuffer, StoredDtype, StoreWriter
+from activault.store.samples import NO_CONTENT
 
 from .backbone import Backbone
 from .decode import BadImage, quiet_decoders
@@ -52,7 +53,13 @@ class Decoded:
 
 def without_pixels(image: BadImage) -> Decoded:
     """A row whose image was bad."""
-    outcome = Outcome(status=image.status, reason=image.reason, width=image.width, height=image.height)
+    outcome = Outcome(
+        status=image.status,
+        reason=image.reason,
+        width=image.width,
+        height=image.height,
+        content=image.content or NO_CONTENT,
+    )
     return Decoded(outcome=outcome, pixels=None)
 
 

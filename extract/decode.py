@@ -19,11 +19,13 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+from activault.store.files import xxh3
 
 __all__ = ["EXTENSIONS", "MAX_PIXELS", "BadImage", "GoodImage", "decode_image", "quiet_decoders"]
 
@@ -66,6 +68,8 @@ class BadImage:
     """One line for people; without paths, the same on every machine."""
     width: int | None = None
     height: int | None = None
+    content: str | None = None
+    """xxh3 of the file's bytes; None where they could not be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +80,18 @@ class GoodImage:
     width: int
     """Of the file, in pixels."""
     height: int
+    content: str
+    """xxh3 of the file's bytes."""
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> GoodImage | BadImage:
     """Decode one image file. Never raises on what the bytes are; see the module for the rules."""
+    content = xxh3(data)
+    found = _decoded(data, max_pixels, content)
+    return replace(found, content=content) if isinstance(found, BadImage) else found
+
+
+def _decoded(data: bytes, max_pixels: int, content: str) -> GoodImage | BadImage:
     if not data:
         return BadImage(status="empty", reason="the file has no bytes")
     with quiet_decoders():
@@ -98,7 +110,7 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> GoodImage | BadIm
             reason = f"{width * height} pixels, more than the cap of {max_pixels}"
             return BadImage(status="too-large", reason=reason, width=width, height=height)
         try:
-            return GoodImage(image=_to_rgb(image), width=width, height=height)
+            return GoodImage(image=_to_rgb(image), width=width, height=height, content=content)
         except _DECODER_ERRORS as exc:
             return _undecodable(exc, width, height)
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from activault.store.errors import ImageSourceError
-from activault.store.manifest import SourceInfo
+from activault.store.provenance import SourceInfo
 from activault.store.samples import split_of
 
 from .decode import EXTENSIONS, MAX_PIXELS, BadImage, GoodImage, decode_image

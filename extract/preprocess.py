@@ -4,8 +4,9 @@ In: an RGB image of any size. Out: uint8 pixels (H, W, 3) at the teacher's input
 scales and normalises them, on its device.
 
 The image is scaled, bicubic, so that it just covers a box of the input's proportions whose shorter side is
-`resize`, and the input is cut from its centre. For a square input that is torchvision's `Resize(resize)`
-and `CenterCrop`, rounding included, which is the reference's preprocessing.
+`resize`, and the input is cut from its centre; without a `resize` both sides are scaled to the input's. For a
+square input the former is torchvision's `Resize(resize)` and `CenterCrop`, rounding included, which is the
+reference's preprocessing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from activault.store.errors import ConfigError
-from activault.store.manifest import Preprocessing
+from activault.store.provenance import Preprocessing
 
 __all__ = ["checked_size", "default_resize", "plan_preprocessing", "to_pixels"]
 
@@ -83,8 +84,9 @@ def to_pixels(
 def _scaled_size(size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
     """Width and height after scaling; in whole numbers, so that it is exact."""
     height, width = preprocessing.image_size
-    shorter = min(height, width)
-    resize = preprocessing.resize
+    shorter, resize = min(height, width), preprocessing.resize
+    if resize is None:
+        return width, height
     # Sides of the box, times `shorter`: (width * resize, height * resize).
     if size[0] * height <= size[1] * width:
         scaled = max(round(width * resize / shorter), width)

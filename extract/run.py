@@ -156,9 +156,16 @@ def _decoder(source: ImageFolder, order: Rows, backbone: Backbone) -> Callable[[
         if pixels is None:
             reason = f"scaled to the teacher's input it is more pixels than the cap of {source.max_pixels}"
             return without_pixels(
-                BadImage(status="too-large", reason=reason, width=image.width, height=image.height)
+                BadImage(
+                    status="too-large",
+                    reason=reason,
+                    width=image.width,
+                    height=image.height,
+                    content=image.content,
+                )
             )
-        return Decoded(outcome=Outcome(status="ok", width=image.width, height=image.height), pixels=pixels)
+        outcome = Outcome(status="ok", width=image.width, height=image.height, content=image.content)
+        return Decoded(outcome=outcome, pixels=pixels)
 
     return decode
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from activault.store.errors import WeightsError
-from activault.store.manifest import Preprocessing, TeacherInfo
+from activault.store.provenance import Preprocessing, TeacherInfo
 
 from .weights import read_tensors, tensors_sha256
 

@@ -7,7 +7,7 @@ checks or copies stores, comes with its first use.
 
 A map of the room; FORMAT.md says what the files of a store mean:
 
-    what a store is     layout, manifest, held, grid; errors, remedies
+    what a store is     layout, provenance, manifest, held, grid; errors, remedies
     bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
                         shard_files, shard_writing
     tables and records  files, sealed, samples, sample_tables, records, index, root, completion; card, markup
@@ -49,7 +49,8 @@ from .errors import (
 )
 from .grid import choose_grid
 from .layout import KINDS, TokenKind, TokenLayout, layer_name, parse_kinds, parse_layers
-from .manifest import FORMAT_VERSION, Manifest, Preprocessing, SourceInfo, StoredDtype, TeacherInfo
+from .manifest import FORMAT_VERSION, Manifest, StoredDtype
+from .provenance import Preprocessing, SourceInfo, TeacherInfo
 from .reader import Store, open_store
 from .records import ShardRecord
 from .samples import Outcome, plan_samples, split_of, split_rows

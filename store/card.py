@@ -123,7 +123,6 @@ def _num_held(manifest: Manifest) -> int:
 
 def _what(manifest: Manifest, summary: IndexSummary) -> str:
     tokens = ", ".join(f"{manifest.layout.count(kind)} {kind}" for kind in manifest.kinds)
-    height, width = manifest.layout.grid
     return f"""\
 Tokens of the layers of a frozen Vision Transformer, in an activault store: Zarr v3 arrays, one for each layer
 and token kind, each (rows, tokens, channels).
@@ -132,9 +131,20 @@ and token kind, each (rows, tokens, channels).
   `samples.parquet` has their keys, labels and outcomes, as far as they are known.
 - **Layers**: {_runs(manifest.layers)}, of 0 to {manifest.teacher.num_blocks}. 0 is the embedded input (after
   position embedding, registers and any pre-norm), l the output of block l. The final norm is not applied.
-- **Tokens of a layer**: {tokens}; patches stand row by row of a {height} x {width} grid.
+- **Tokens of a layer**: {tokens}; {_patches(manifest)}.
 - **Channels**: {manifest.dim:,}.
 - **Size**: {summary.num_bytes:,} bytes of arrays."""
+
+
+def _patches(manifest: Manifest) -> str:
+    """Which patches of the grid there are, and in which order."""
+    height, width = manifest.layout.grid
+    kept = manifest.layout.kept_patches
+    if kept is None:
+        return f"patches stand row by row of a {height} x {width} grid"
+    if kept == "mean":
+        return f"the one patch token is the mean over a {height} x {width} grid"
+    return f"patches are {len(kept)} places of a {height} x {width} grid, row by row from 0: {_runs(kept)}"
 
 
 def _rows(manifest: Manifest, summary: IndexSummary) -> str:
@@ -176,6 +186,9 @@ def _how_made(manifest: Manifest, r2: Mapping[int, float]) -> str:
 - **Preprocessing**: {_preprocessing(manifest)}.
 - **Software**: timm {_known(teacher.timm_version)}, torch {_known(teacher.torch_version)}.
 - **Precision**: `{manifest.dtype}`: {_DTYPES[manifest.dtype]}."""
+    if manifest.details:
+        told = ", ".join(f"{name} {as_code(str(value))}" for name, value in manifest.details)
+        text += f"\n- **Further**: {told}."
     if not r2:
         return text
     worst = min(r2, key=r2.__getitem__)
@@ -191,9 +204,17 @@ def _preprocessing(manifest: Manifest) -> str:
     if steps is None:
         return UNKNOWN
     height, width = steps.image_size
+    if steps.crop_mode == "center":
+        scaled = f"shorter side to {steps.resize} pixels ({steps.interpolation})"
+        scaled += f", centre crop of {height} x {width}"
+    elif steps.crop_mode == "squash":
+        scaled = f"scaled to {height} x {width}, proportions not kept ({steps.interpolation})"
+    else:
+        scaled = f"scaled ({steps.interpolation}) and cut ({steps.crop_mode}) to {height} x {width}"
+    turned = "" if steps.orientation == "stored" else f"turned by its orientation ({steps.orientation}); "
     return (
-        f"shorter side to {steps.resize} pixels ({steps.interpolation}), centre crop of {height} x {width}, "
-        f"values in 0 to 1; then for each channel minus {list(steps.mean)}, divided by {list(steps.std)}"
+        f"{turned}{scaled}, values in 0 to 1; then for each channel minus {list(steps.mean)}, divided by "
+        f"{list(steps.std)}"
     )
 
 

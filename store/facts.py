@@ -39,6 +39,7 @@ def facts_of(root: Root, shards: ShardIndex, samples: SampleTable) -> dict[str, 
         "layers": list(manifest.layers),
         "tokens": {kind: manifest.layout.count(kind) for kind in manifest.kinds},
         "grid": list(manifest.layout.grid),
+        "kept_patches": manifest.layout.model_dump(mode="json")["kept_patches"],
         "dim": manifest.dim,
         "dtype": manifest.dtype,
         "compression": manifest.compression,
@@ -56,6 +57,7 @@ def facts_of(root: Root, shards: ShardIndex, samples: SampleTable) -> dict[str, 
         "row_seed": manifest.row_seed,
         "license": manifest.license,
         "citation": manifest.citation,
+        "details": dict(manifest.details),
     }
 
 

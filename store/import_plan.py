@@ -15,7 +15,8 @@ from typing import Final
 from .errors import ConfigError
 from .grid import SHARD_BUFFER_BYTES, choose_grid
 from .layout import TokenLayout, parse_layers
-from .manifest import Manifest, Preprocessing, Quantisation, SourceInfo, StoredDtype, TeacherInfo
+from .manifest import Manifest, Quantisation, StoredDtype
+from .provenance import Preprocessing, SourceInfo, TeacherInfo
 from .reference import Reference
 
 __all__ = [

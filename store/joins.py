@@ -74,7 +74,15 @@ def join_record(
                     f"{record_path(shard)}: {field} differ: {_differing(one, two)} in {first.where} and "
                     f"{_differing(two, one)} in {other.where}; merge copies of one store"
                 )
+        if len({first.record.images, other.record.images} - {None}) > 1:
+            raise StoreMismatchError(
+                f"{record_path(shard)}: the contents of the images differ between {first.where} and "
+                f"{other.where} (hashes {first.record.images} and {other.record.images}); merge stores "
+                "of the same images"
+            )
+    known = (piece.record.images for piece in pieces)
     body = first.record.model_dump(mode="json", exclude={"checksum"}) | {
+        "images": next((images for images in known if images is not None), None),
         "files": [file.model_dump() for file in picked_files(pieces, manifest, shard)],
         "statistics": FileRecord(
             path=statistics_path(shard), bytes=len(statistics), hash=xxh3(statistics)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .errors import ConfigError
 
@@ -23,6 +23,7 @@ __all__ = [
     "parse_kept_kinds",
     "parse_kinds",
     "parse_layers",
+    "require_all_tokens",
 ]
 
 TokenKind = Literal["cls", "registers", "patches"]
@@ -40,11 +41,27 @@ class TokenLayout(BaseModel):
     """Register tokens, between CLS and patches."""
     grid: tuple[Annotated[int, Field(ge=1, le=4096)], Annotated[int, Field(ge=1, le=4096)]]
     """Patch rows and columns."""
+    kept_patches: Literal["mean"] | tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Patches that a store has: None is all, `mean` their mean alone, else places in the grid, ascending."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TokenLayout:
+        kept, all_patches = self.kept_patches, self.grid[0] * self.grid[1]
+        if isinstance(kept, tuple) and (
+            not kept or list(kept) != sorted(set(kept)) or kept[-1] >= all_patches or len(kept) == all_patches
+        ):
+            raise ValueError(
+                f"kept_patches are some places of a grid of {all_patches}, ascending, and None is all of "
+                f"them; got {len(kept)} of them: {kept[:8]}"
+            )
+        return self
 
     @property
     def num_patches(self) -> int:
-        """Patches of one image."""
-        return self.grid[0] * self.grid[1]
+        """Patch tokens of one image, of those that are kept."""
+        if self.kept_patches is None:
+            return self.grid[0] * self.grid[1]
+        return 1 if self.kept_patches == "mean" else len(self.kept_patches)
 
     @property
     def num_tokens(self) -> int:
@@ -144,6 +161,27 @@ def parse_kinds(text: str | Iterable[str], layout: TokenLayout) -> tuple[TokenKi
     if not kinds:
         raise ConfigError(f"none of the token kinds {asked} is here; there are {', '.join(layout.kinds)}")
     return kinds
+
+
+def require_all_tokens(layout: TokenLayout, kinds: Iterable[TokenKind], use: str) -> None:
+    """Refuse a store that was made without some tokens of a layer, for a use that needs each of them.
+
+    Args:
+        layout: the store's.
+        kinds: the kinds that it keeps.
+        use: what needs them; begins the message.
+
+    Raises:
+        ConfigError: a kind is not kept, or patches are kept in part.
+    """
+    lacking: list[str] = [kind for kind in layout.kinds if kind not in kinds]
+    if not lacking and layout.kept_patches is not None:
+        lacking = ["most patches"]
+    if lacking:
+        raise ConfigError(
+            f"{use} takes all tokens of a layer; this store was made without {', '.join(lacking)}; extract "
+            "with --tokens cls,registers,patches"
+        )
 
 
 def parse_kept_kinds(

@@ -6,27 +6,36 @@ Nothing in it can be derived from something else in it; counts and shapes are pr
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from .files import canonical_json
 from .held import HeldShards
 from .layout import TokenKind, TokenLayout
+from .provenance import Preprocessing, SourceInfo, StrictModel, TeacherInfo
 
 __all__ = [
     "FORMAT_VERSION",
     "Compression",
+    "Detail",
     "Manifest",
-    "Preprocessing",
     "Quantisation",
-    "SourceInfo",
     "StoredDtype",
-    "TeacherInfo",
 ]
 
 FORMAT_VERSION: Final = 1
@@ -36,11 +45,10 @@ MAX_CHUNK_BYTES: Final = 1 << 30
 MAX_TABLE_BYTES: Final = 4 << 30
 StoredDtype = Literal["bfloat16", "float16", "float32", "int8"]
 Compression = Literal["blosc", "none"]
-_WORD: Final = r"^[a-z0-9][a-z0-9-]{0,31}$"
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+Detail = StrictStr | StrictBool | StrictInt | StrictFloat | None
+_DETAIL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_MOST_DETAILS: Final = 64
+_LONGEST_DETAIL: Final = 1000
 
 
 def _refuse_longer(numbers: npt.NDArray[np.float64], bits: int, name: str) -> None:
@@ -54,54 +62,7 @@ def _refuse_longer(numbers: npt.NDArray[np.float64], bits: int, name: str) -> No
         )
 
 
-class TeacherInfo(_Record):
-    """The frozen model whose activations these are."""
-
-    name: str
-    """timm's name of the architecture, or `demo`."""
-    architecture: str
-    """timm's name of the architecture that was built."""
-    weights: str
-    """Where the weights came from, in words, without paths."""
-    weights_sha256: str
-    """Hash of the weights' tensors in name order, so that the same weights in another container agree."""
-    license: str
-    """Licence of the weights, or `unknown`."""
-    num_blocks: int = Field(ge=1, le=4096)
-    """Blocks of the teacher; layers are 0 to this number."""
-    dim: int = Field(ge=1, le=1 << 20)
-    """Width of a token."""
-    num_heads: int | None = Field(ge=1)
-    """Attention heads of a block; None where unknown."""
-    timm_version: str
-    torch_version: str
-
-
-class Preprocessing(_Record):
-    """How an image became the teacher's input."""
-
-    image_size: tuple[int, int]
-    """Height and width of the input in pixels."""
-    resize: int
-    """The shorter side after resizing, before the centre crop."""
-    interpolation: str = Field(pattern=_WORD)
-    """`bicubic` or `bilinear`; later writers may know others."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-
-class SourceInfo(_Record):
-    """Where the images came from."""
-
-    kind: str = Field(pattern=_WORD)
-    """`folder` or `arrays`; later writers may know others."""
-    name: str
-    """Last part of the source's path: a name, never a path."""
-    fingerprint: str
-    """Hash over the keys and sizes of all its images."""
-
-
-class Quantisation(_Record):
+class Quantisation(StrictModel):
     """How one layer's patches become int8 codes: `value = code * scale[channel] + offset[channel]`."""
 
     scale: tuple[float, ...]
@@ -112,7 +73,7 @@ class Quantisation(_Record):
     """Mean over channels of the variance on the calibration rows; the error bound is a share of it."""
 
 
-class Manifest(_Record):
+class Manifest(StrictModel):
     """Everything that names a store's content, before its first shard is written."""
 
     format: Literal[1] = FORMAT_VERSION
@@ -138,14 +99,25 @@ class Manifest(_Record):
     preprocessing: Preprocessing | None
     """None where unknown."""
     source: SourceInfo
-    row_seed: int
-    """Seed of the order of the rows."""
+    row_seed: int | None
+    """Seed of the order of the rows; None is the source's own order."""
     shards: tuple[tuple[int, int], ...] | None = None
     """Shards of a partial copy, as `(first, stop)` ranges that ascend and do not touch; None is all."""
     license: str = "unknown"
     """Licence of the activations as a data set, for the people they are shared with."""
     citation: str = ""
     """What to cite for them."""
+    details: tuple[tuple[str, Detail], ...] = ()
+    """What else a writer notes of how the values came to be, by name; nothing that a reader needs."""
+
+    @field_validator("details", mode="before")
+    @classmethod
+    def _details_in_order(cls, value: Any) -> Any:
+        return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
+
+    @field_serializer("details")
+    def _details_by_name(self, value: tuple[tuple[str, Detail], ...]) -> dict[str, Detail]:
+        return dict(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:
@@ -166,6 +138,7 @@ class Manifest(_Record):
             )
         self._check_precision()
         self._check_shards()
+        self._check_details()
         return self
 
     def _check_precision(self) -> None:
@@ -200,6 +173,18 @@ class Manifest(_Record):
             )
         if self.shards == ((0, self.num_shards),):
             raise ValueError("shards is null for a store that holds all of them")
+
+    def _check_details(self) -> None:
+        wrong = [
+            name
+            for name, value in self.details
+            if not _DETAIL_NAME.fullmatch(name) or len(str(value)) > _LONGEST_DETAIL
+        ]
+        if len(self.details) > _MOST_DETAILS or wrong:
+            raise ValueError(
+                f"details are up to {_MOST_DETAILS} values of up to {_LONGEST_DETAIL} characters by names "
+                f"such as `max_pixels`; got {wrong[0][:80] if wrong else len(self.details)!r}"
+            )
 
     @property
     def dim(self) -> int:

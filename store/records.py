@@ -93,6 +93,8 @@ class ShardRecord(_Part):
     files: tuple[ArrayFile, ...]
     """By layer, then kind."""
     statistics: FileRecord
+    images: str | None = Field(pattern="^[0-9a-f]{32}$")
+    """Hash over the contents of the images' files; None where unknown."""
     checksum: str
     """xxh3 of the record without this field."""
 
@@ -190,8 +192,17 @@ def make_record(
         ],
         "files": [file.model_dump() for file in files],
         "statistics": statistics.model_dump(),
+        "images": _images_hash(outcomes),
     }
     return close_record(body, manifest, shard)
+
+
+def _images_hash(outcomes: Sequence[Outcome]) -> str | None:
+    """xxh3 of the rows' content hashes, one after the other; None if that of a row is unknown."""
+    contents = [outcome.content for outcome in outcomes]
+    if any(content is None for content in contents):
+        return None
+    return xxh3("".join(content or "" for content in contents).encode())
 
 
 def close_record(body: Mapping[str, Any], manifest: Manifest, shard: int) -> tuple[ShardRecord, bytes]:

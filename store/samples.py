@@ -27,6 +27,7 @@ else:
 
 __all__ = [
     "ABSENT",
+    "NO_CONTENT",
     "OK",
     "PENDING",
     "SAMPLES_SCHEMA",
@@ -47,6 +48,8 @@ Mask = npt.NDArray[np.bool_]
 OK: Final = "ok"
 PENDING: Final = "pending"
 """Status of a row whose shard is not finished."""
+NO_CONTENT: Final = "0" * 32
+"""Content hash of a file that could not be read."""
 ABSENT: Final = "absent"
 """Status of a row whose shard is not part of a partial copy."""
 _COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
@@ -83,6 +86,8 @@ class Outcome:
     """Pixels of the decoded image."""
     height: int | None = None
     """Pixels of the decoded image."""
+    content: str | None = None
+    """xxh3 of the bytes of the image's file, `NO_CONTENT` where it could not be read; None is unknown."""
 
     def __post_init__(self) -> None:
         if self.status in {"", PENDING, ABSENT}:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from activault.store import Store
 from activault.store.errors import ConfigError
-from activault.store.layout import TokenLayout
+from activault.store.layout import TokenLayout, require_all_tokens
 
 from .raptor import Raptor
 
@@ -174,11 +174,7 @@ def evaluate_rollout(
             f"a closed loop is measured on layers 0-{num_layers}; the store lacks {missing}; "
             "extract with --layers all"
         )
-    if set(store.kinds) != set(store.layout.kinds):
-        raise ConfigError(
-            f"a closed loop takes tokens {', '.join(store.layout.kinds)}; the store has "
-            f"{', '.join(store.kinds)}; extract with all of them"
-        )
+    require_all_tokens(store.layout, store.kinds, "a closed loop")
     accumulator = R2Accumulator(store.layout, range(1, num_layers + 1), store.dim)
     for first in range(0, len(rows), batch_size):
         layers = store.read(rows[first : first + batch_size], range(num_layers + 1), "all")

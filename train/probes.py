@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from activault.store import Store
 from activault.store.errors import ConfigError
-from activault.store.layout import TokenLayout
+from activault.store.layout import TokenLayout, require_all_tokens
 
 from .heads import STRENGTH, fit_head
 
@@ -220,11 +220,7 @@ def _check(store: Store, train_rows: np.ndarray, test_rows: np.ndarray) -> None:
             raise ConfigError(
                 f"{use}, and the store has only layers {list(store.layers)}; extract with layer {layer}"
             )
-    if set(store.kinds) != set(store.layout.kinds):
-        raise ConfigError(
-            f"a closed loop takes tokens {', '.join(store.layout.kinds)}; the store has "
-            f"{', '.join(store.kinds)}; extract with all of them"
-        )
+    require_all_tokens(store.layout, store.kinds, "a closed loop")
     if both := np.intersect1d(train_rows, test_rows).tolist():
         raise ConfigError(
             f"training and test rows are disjoint; {len(both)} rows are in both, row {both[0]} first"

@@ -26,7 +26,7 @@ from torch import nn
 from activault.store import Store, split_rows
 from activault.store.errors import ConfigError, IncompleteStoreError, RunError
 from activault.store.files import file_sha256
-from activault.store.layout import TokenLayout
+from activault.store.layout import TokenLayout, require_all_tokens
 
 from .checkpoint import disk_errors, one_line, write_atomically, write_json
 from .closed_loop import closed_loop_stage
@@ -211,11 +211,7 @@ def _check_store(store: Store) -> None:
         raise ConfigError(
             f"training needs all layers and the store lacks {missing}; extract with --layers all"
         )
-    if set(store.kinds) != set(store.layout.kinds):
-        lacking = [kind for kind in store.layout.kinds if kind not in store.kinds]
-        raise ConfigError(
-            f"training needs all token kinds and the store lacks {', '.join(lacking)}; extract with them"
-        )
+    require_all_tokens(store.layout, store.kinds, "training")
 
 
 def _initial_model(recipe: TrainRecipe, config: RaptorConfig, blocks: Sequence[nn.Module] | None) -> Raptor:

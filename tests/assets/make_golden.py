@@ -39,7 +39,7 @@ from activault.store.transfer import pull
 ROWS, LAYERS, DIM = 21, (0, 2, 3), 8
 LAYOUT = TokenLayout(num_cls=1, num_registers=2, grid=(2, 3))
 BAD = {
-    3: Outcome(status="truncated", reason="image file is truncated (4 bytes not processed)"),
+    3: Outcome(status="unreadable", reason="the file cannot be read", content="0" * 32),
     16: Outcome(status="too-large", reason="90,000 x 90,000 pixels", width=90_000, height=90_000),
 }
 STORES: dict[str, dict[str, Any]] = {
@@ -49,6 +49,28 @@ STORES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32", "preprocessing": None},
     "int8": {"dtype": "int8"},
     "unfinished": {"dtype": "bfloat16"},
+    "some-patches": {
+        "dtype": "bfloat16",
+        "layout": LAYOUT.model_copy(update={"kept_patches": (0, 2, 5)}),
+        "preprocessing": Preprocessing(
+            image_size=(28, 42),
+            resize=None,
+            interpolation="bilinear",
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+            crop_mode="squash",
+            orientation="exif",
+        ),
+        "row_seed": None,
+        "details": {
+            "autocast": "bfloat16",
+            "max_pixels": 1 << 26,
+            "compiled": False,
+            "scale": 0.5,
+            "note": None,
+        },
+    },
+    "mean-patch": {"dtype": "float32", "layout": LAYOUT.model_copy(update={"kept_patches": "mean"})},
 }
 UNFINISHED_SHARDS = (0, 2)
 PARTIAL = {"layers": "2-3", "tokens": "cls,patches", "rows": "8:16"}
@@ -125,15 +147,26 @@ def write_store(path: Path, name: str, values: np.ndarray) -> Store:
         for shard in UNFINISHED_SHARDS if name == "unfinished" else range(manifest.num_shards):
             buffer = writer.buffer(shard)
             for place, layer in enumerate(LAYERS):
-                buffer.write(layer, 0, values[buffer.rows.start : buffer.rows.stop, place])
+                tokens = values[buffer.rows.start : buffer.rows.stop, place]
+                buffer.write(layer, 0, kept(tokens, manifest.layout))
             writer.publish(buffer, [BAD.get(row, _ok(row)) for row in buffer.rows])
         if name != "unfinished":
             writer.complete()
     return open_store(path)
 
 
+def kept(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:
+    """The tokens (rows, tokens, dim) of a layer that a store of this layout has."""
+    patches = tokens[:, LAYOUT.span("patches")]
+    if layout.kept_patches == "mean":
+        patches = patches.mean(axis=1, keepdims=True, dtype=np.float32)
+    elif layout.kept_patches is not None:
+        patches = patches[:, list(layout.kept_patches)]
+    return np.concatenate([tokens[:, : LAYOUT.span("patches").start], patches], axis=1)
+
+
 def _ok(row: int) -> Outcome:
-    return Outcome(status="ok", width=40 + row % 2, height=30)
+    return Outcome(status="ok", width=40 + row % 2, height=30, content=f"{row:032x}")
 
 
 def facts_of(store: Store) -> dict[str, Any]:

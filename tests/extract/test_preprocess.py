@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import transforms
 
 from activault.extract.preprocess import default_resize, plan_preprocessing, to_pixels
-from activault.store.manifest import Preprocessing
+from activault.store.provenance import Preprocessing
 
 CAP = 1 << 26
 

@@ -12,7 +12,8 @@ import torch
 
 from activault.store import Outcome, Store, create_store, open_store, plan_samples
 from activault.store.layout import KINDS, TokenLayout
-from activault.store.manifest import Manifest, Preprocessing, SourceInfo, TeacherInfo
+from activault.store.manifest import Manifest
+from activault.store.provenance import Preprocessing, SourceInfo, TeacherInfo
 from activault.train.recipe import TrainRecipe, parse_recipe
 from activault.train.runs import RunSummary, train
 

@@ -154,7 +154,7 @@ def test_rows_without_a_label_are_left_out(make_store: MakeStore) -> None:
             {"kinds": ["cls"]},
             range(30),
             range(30, 40),
-            r"takes tokens cls, registers, patches; the store has",
+            r"closed loop takes all tokens of a layer; this store was made without",
         ),
     ],
     ids=["no-labels", "one-class", "no-test", "overlap", "unseen", "no-first", "no-last", "kinds"],

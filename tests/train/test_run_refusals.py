@@ -92,7 +92,7 @@ def test_foreign_and_damaged_folders_are_not_loaded(store: Store, tmp_path: Path
             {},
             (2,),
             ConfigError,
-            r"all token kinds and the store lacks registers",
+            r"takes all tokens of a layer; this store was made without registers",
         ),
         (
             {"complete": False},
