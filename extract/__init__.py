@@ -17,8 +17,11 @@ from activault.store.errors import MissingExtraError
 if TYPE_CHECKING:
     from .backbone import Backbone, load_backbone, load_teacher, save_teacher
     from .images import ImageFolder
+    from .listing import ImageSource
     from .mending import repair
+    from .options import SourceOptions
     from .run import ExtractOptions, ExtractSummary, extract
+    from .sources import open_source
 
 __all__ = [
     "extract",
@@ -26,6 +29,9 @@ __all__ = [
     "ExtractOptions",
     "ExtractSummary",
     "ImageFolder",
+    "ImageSource",
+    "SourceOptions",
+    "open_source",
     "Backbone",
     "load_backbone",
     "load_teacher",
@@ -35,8 +41,11 @@ __all__ = [
 _HOMES = {
     "backbone": ("Backbone", "load_backbone", "load_teacher", "save_teacher"),
     "images": ("ImageFolder",),
+    "listing": ("ImageSource",),
     "mending": ("repair",),
+    "options": ("SourceOptions",),
     "run": ("ExtractOptions", "ExtractSummary", "extract"),
+    "sources": ("open_source",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _EXTRA = {"torch", "timm", "PIL", "jaxtyping"}

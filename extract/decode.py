@@ -6,9 +6,14 @@ What becomes RGB, and how:
 - grey (1, L) is repeated over the channels; 16-bit values keep their high byte, in grey as in colour;
 - alpha, of any mode and of palettes too, is laid over white: colours under full transparency are arbitrary;
 - CMYK, YCbCr and the other colour modes are converted by Pillow; colour profiles are not applied;
-- EXIF orientation is not applied: rows and columns are as they are stored;
+- EXIF orientation is applied where it is asked for; otherwise rows and columns are as they are stored
+  (but for TIFF, of which the tag is a part: Pillow always applies it);
 - of an animation, or of several pages, it is the first;
 - floating-point pixels and integers over 16 bits are refused: no range is agreed on for them.
+
+A decoder cannot be interrupted in a thread, so that its work is bounded before it begins: by a cap on pixels
+and, for a progressive JPEG, each scan of which costs as much as the image, by a cap on scans. The worst file
+of 64 megapixels then takes 20 s; nothing waits for ever.
 """
 
 from __future__ import annotations
@@ -21,13 +26,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
+from typing import Final, Literal
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from activault.store.files import xxh3
 
-__all__ = ["EXTENSIONS", "MAX_PIXELS", "BadImage", "GoodImage", "decode_image", "quiet_decoders"]
+__all__ = [
+    "EXTENSIONS",
+    "MAX_PIXELS",
+    "BadImage",
+    "GoodImage",
+    "Orientation",
+    "decode_image",
+    "quiet_decoders",
+]
+
+Orientation = Literal["stored", "exif"]
+"""Pixels as they stand in the file, or turned as its EXIF block asks."""
 
 EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -35,8 +52,21 @@ EXTENSIONS = frozenset(
 """What counts as an image file, in any case."""
 MAX_PIXELS = 1 << 26
 """Pixels above which an image is refused before it is decoded: 67 million take 200 MB a thread in RGB."""
+MAX_SCANS: Final = 100
+"""Scans of a JPEG, counting its thumbnail's; encoders write 10 or so."""
 # Pillow would also try formats that start other programs (EPS) or are none that photographs come in.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_ORIENTATION_TAG: Final = 0x0112
+_TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What an EXIF orientation asks for; 1 is as it stands."""
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
 # All plugins at once, here: Pillow would do it in the first thread that meets a rarer format.
 Image.init()
@@ -78,20 +108,22 @@ class GoodImage:
 
     image: Image.Image
     width: int
-    """Of the file, in pixels."""
+    """In pixels, as decoded: of a turned image after turning."""
     height: int
     content: str
     """xxh3 of the file's bytes."""
 
 
-def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> GoodImage | BadImage:
+def decode_image(
+    data: bytes, max_pixels: int = MAX_PIXELS, orientation: Orientation = "stored"
+) -> GoodImage | BadImage:
     """Decode one image file. Never raises on what the bytes are; see the module for the rules."""
     content = xxh3(data)
-    found = _decoded(data, max_pixels, content)
+    found = _decoded(data, max_pixels, orientation, content)
     return replace(found, content=content) if isinstance(found, BadImage) else found
 
 
-def _decoded(data: bytes, max_pixels: int, content: str) -> GoodImage | BadImage:
+def _decoded(data: bytes, max_pixels: int, orientation: Orientation, content: str) -> GoodImage | BadImage:
     if not data:
         return BadImage(status="empty", reason="the file has no bytes")
     with quiet_decoders():
@@ -109,8 +141,15 @@ def _decoded(data: bytes, max_pixels: int, content: str) -> GoodImage | BadImage
         if width * height > max_pixels:
             reason = f"{width * height} pixels, more than the cap of {max_pixels}"
             return BadImage(status="too-large", reason=reason, width=width, height=height)
+        # FF DA starts a scan; within one, FF is followed by 00 or a restart marker.
+        if image.format == "JPEG" and (num_scans := data.count(b"\xff\xda")) > MAX_SCANS:
+            reason = f"{num_scans} scans, more than the cap of {MAX_SCANS}"
+            return BadImage(status="too-large", reason=reason, width=width, height=height)
         try:
-            return GoodImage(image=_to_rgb(image), width=width, height=height, content=content)
+            pixels = _to_rgb(image)
+            if orientation == "exif":
+                pixels = _turned(pixels, image)
+            return GoodImage(image=pixels, width=pixels.width, height=pixels.height, content=content)
         except _DECODER_ERRORS as exc:
             return _undecodable(exc, width, height)
 
@@ -125,6 +164,17 @@ def _undecodable(exc: Exception, width: int | None = None, height: int | None = 
 
 class _UnclearRangeError(ValueError):
     """Pixels whose black and white are not known."""
+
+
+def _turned(pixels: Image.Image, image: Image.Image) -> Image.Image:
+    """The pixels as the EXIF block of `image` asks; as they stand where it is absent or damaged."""
+    try:
+        turn = image.getexif().get(_ORIENTATION_TAG)
+    except _DECODER_ERRORS:
+        return pixels
+    # Not `exif_transpose`, which fails on damage elsewhere in the block.
+    method = _TURNS.get(turn) if isinstance(turn, int) else None
+    return pixels if method is None else pixels.transpose(method)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Images out of a folder, as rows: a key, a label and the decoded image or the reason why there is none.
+"""Images out of a folder, as rows: a key, a label, and the file's bytes or the reason why there are none.
 
     source = ImageFolder(Path("photos"))
     source.keys[7], source.labels[7], source.read(7)
@@ -10,35 +10,37 @@ archivers' leftovers such as `._photo.jpg`), as are files whose extension is not
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from activault.store.errors import ImageSourceError
 from activault.store.provenance import SourceInfo
-from activault.store.samples import split_of
 
-from .decode import EXTENSIONS, MAX_PIXELS, BadImage, GoodImage, decode_image
+from .decode import EXTENSIONS, BadImage
+from .listing import Listed, fingerprint_of, folder_split, label_of, reopened
 
-__all__ = ["ImageFolder", "label_of"]
+__all__ = ["ImageFolder"]
+
+# A place that has gone away: every further row would be bad as well, and good again tomorrow.
+_GONE = {errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT}
 
 
-class ImageFolder:
-    """All images under one folder, listed once; nothing is decoded before `read`.
+class ImageFolder(Listed):
+    """All images under one folder, listed once; nothing is read before `read`.
 
     Raises:
         ImageSourceError: the path is not a folder, cannot be listed, or has no image.
     """
 
-    keys: list[str]
-    """One a row, sorted, each once."""
-    labels: list[str | None]
-    """The class folder's name, or None."""
+    others: Mapping[str, int]
+    """How many other files there are, by extension."""
 
-    def __init__(self, path: Path, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, path: Path) -> None:
         try:
             is_folder, is_there = path.is_dir(), path.exists()
         except OSError as exc:
@@ -49,46 +51,46 @@ class ImageFolder:
             found = "a file" if is_there else "nothing"
             raise ImageSourceError(f"images are read from a folder; there is {found} at {path}")
         self.path = path
-        self.max_pixels = max_pixels
         found_files, others = _listing(path)
         if not found_files:
             raise ImageSourceError(_nothing_found(path, others))
         self.keys = [key for key, _, _ in found_files]
-        self.labels = [label_of(key) for key in self.keys]
+        self.labels = _labels(self.keys)
+        self.others = others
         self._sizes = [size for _, _, size in found_files]
         # Only names that are not valid UTF-8 have a key that differs from their path.
         self._odd = {row: name for row, (key, name, _) in enumerate(found_files) if name != key}
 
-    def __len__(self) -> int:
-        return len(self.keys)
-
     @cached_property
     def info(self) -> SourceInfo:
         """The folder's own name, and a hash over keys and file sizes: content is not read for it."""
-        digest = hashlib.sha256()
-        for key, size in zip(self.keys, self._sizes, strict=True):
-            digest.update(f"{key}\0{size}\n".encode())
         name = self.path.resolve().name or "root"
-        return SourceInfo(kind="folder", name=name, fingerprint=digest.hexdigest())
+        return SourceInfo(kind="folder", name=name, fingerprint=fingerprint_of(self.keys, self._sizes))
 
-    def read(self, row: int) -> GoodImage | BadImage:
-        """Decode one image; may be called from several threads."""
+    @cached_property
+    def _splits(self) -> list[str | None]:  # type: ignore[override]
+        return [folder_split(key) for key in self.keys]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reopened, (ImageFolder, (self.path,), self.info.fingerprint)
+
+    def read(self, row: int) -> bytes | BadImage:
+        """The bytes of one file; may be called from several threads."""
         try:
-            data = (self.path / self._odd.get(row, self.keys[row])).read_bytes()
+            return (self.path / self._odd.get(row, self.keys[row])).read_bytes()
         except OSError as exc:
+            if exc.errno in _GONE or not self.path.is_dir():
+                raise ImageSourceError(
+                    f"the folder {self.path} is gone ({exc.strerror}); bring it back, then run the same "
+                    "command again: finished shards are kept"
+                ) from exc
             return BadImage(status="unreadable", reason=f"the file cannot be read ({type(exc).__name__})")
-        return decode_image(data, self.max_pixels)
 
 
-def label_of(key: str) -> str | None:
-    """The first folder of a key, after a leading split folder: `train/cat/a/1.jpg` is a `cat`.
-
-    What a split folder is, `activault.store.split_of` says.
-    """
-    folders = key.split("/")[:-1]
-    if split_of(key) is not None:
-        folders = folders[1:]
-    return folders[0] if folders else None
+def _labels(keys: list[str]) -> list[str | None]:
+    """Every key's label; of a thousand classes there are a thousand strings, however many rows."""
+    same: dict[str | None, str | None] = {}
+    return [same.setdefault(label, label) for label in map(label_of, keys)]
 
 
 def _listing(path: Path) -> tuple[list[tuple[str, str, int]], Counter[str]]:

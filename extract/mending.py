@@ -10,20 +10,25 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from activault.store import Manifest, StoreWriter, create_store, open_store, plan_samples
+from activault.store import Manifest, StoreWriter, create_store, open_store
 from activault.store.repair import RepairPlan, checked_root, forget_shards, rebuild, rebuild_samples
 
 from .capture import Progress, StallTimes
-from .images import ImageFolder
+from .listing import ImageSource
 from .options import ExtractOptions
-from .planning import Planned, refuse_other_request, row_order
+from .planning import Planned, plan_table, refuse_other_request, row_order
 from .run import ExtractSummary, extract, summarise
+from .sources import opened
 
 __all__ = ["repair"]
 
 
 def repair(
-    images: Path, store: Path, options: ExtractOptions, plan: RepairPlan, progress: Progress | None = None
+    images: Path | str | ImageSource,
+    store: Path,
+    options: ExtractOptions,
+    plan: RepairPlan,
+    progress: Progress | None = None,
 ) -> ExtractSummary:
     """Carry out `plan`: rebuild what can be, and extract its shards again and no others.
 
@@ -31,7 +36,7 @@ def repair(
     A store that was complete is complete again, with its digest. What only a copy can restore stays as it is.
 
     Args:
-        images: the folder that the store was made from.
+        images: what the store was made from.
         store: where it is.
         options: the request that made it.
         plan: what is to be done.
@@ -51,19 +56,18 @@ def repair(
             return forget_shards(store, plan)
 
         return extract(images, store, options, progress, choose=choose)
-    _complete(root.manifest, ImageFolder(images), store, options, plan)
+    _complete(root.manifest, opened(images, options.source), store, options, plan)
     return summarise(open_store(store), 0, StallTimes(), start)
 
 
 def _complete(
-    manifest: Manifest, source: ImageFolder, store: Path, options: ExtractOptions, plan: RepairPlan
+    manifest: Manifest, source: ImageSource, store: Path, options: ExtractOptions, plan: RepairPlan
 ) -> None:
     """Write tables again; the teacher's identity is the manifest's, since none of its values is computed."""
+    order = row_order(source, options)
     if options.weights is None:
-        refuse_other_request(Planned(str(store), manifest), source, options)
-    order = row_order(len(source), options)
-    keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
-    samples = plan_samples(keys, labels, source.info.name)
+        refuse_other_request(Planned(str(store), manifest), source, order, options)
+    samples = plan_table(source, order)
     with create_store(store, manifest, samples, {}) as writer:
         rebuild(store, plan)
         rebuild_samples(store, plan, samples)

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from activault.store import ConfigError, StoredDtype
 from activault.store.manifest import Compression
 
-__all__ = ["ExtractOptions"]
+from .budget import parse_budget
+from .decode import MAX_PIXELS, Orientation
+from .order import parse_condition
+
+__all__ = ["ExtractOptions", "SourceOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """How a source is read; which rows there are, their keys and labels follow from it."""
+
+    kind: Literal["auto", "folder", "tar", "parquet", "table"] = "auto"
+    """What the images are; `auto` looks at the path."""
+    keys: Literal["name", "place"] = "name"
+    """Keys of tars and Parquet: the images' own names, or the file's name and the row's number in it."""
+    image_column: str | None = None
+    """Column of a Parquet file, or extension in a tar, that is the image; None where there is but one."""
+    path_column: str | None = None
+    """Column of a table that is the image's path; None is the first of path, file_name, filename, file."""
+    key_column: str | None = None
+    """Column of a table or of Parquet that is the key; None is the image's path."""
+    label_column: str | None = None
+    """Column of a table or of Parquet, extension or JSON field in a tar; None looks for one."""
+    image_root: str | None = None
+    """Path or URL that a table's paths are relative to, and below; None is the table's own folder."""
+    index: Literal["cache", "beside", "none"] = "cache"
+    """Where the index of a tar is kept: the user's cache folder, beside a local tar, nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractOptions:
-    """What to extract and how; everything but the last three is part of the store's identity."""
+    """What to extract and how; everything but the last four is part of the store's identity."""
 
     teacher: str
     """timm's name of a ViT (a `.tag` picks its weights), or `demo`."""
@@ -37,10 +64,24 @@ class ExtractOptions:
     """What to cite for them; None keeps what the store there says."""
     shard_rows: int | None = None
     """Rows a shard, the unit of resumption; None chooses by size, or keeps what the store there has."""
+    source: SourceOptions = field(default_factory=SourceOptions)
+    """How the images' source is read."""
+    where: tuple[str, ...] = ()
+    """Rows to keep, all conditions at once: `label=cat`, `label!=cat`, `key~*/n01*`."""
+    split: str | None = None
+    """Keep the rows of one split: `train`, `validation`, `test`, or a word of the source's own."""
+    order: Literal["shuffled", "kept"] = "shuffled"
+    """Order of the rows: drawn by the seed, or the source's own."""
     seed: int = 0
     """Seed of the order of the rows."""
     limit: int | None = None
     """Keep the first so many rows of that order."""
+    orientation: Orientation = "stored"
+    """`exif` turns images as their EXIF block asks."""
+    max_pixels: int = MAX_PIXELS
+    """Pixels above which an image is a bad row instead of being decoded."""
+    max_bad: str = "5%"
+    """Bad rows above which the run stops: a number, or a share of all rows (at least 10 of them)."""
     batch_size: int = 64
     """Images a forward pass."""
     workers: int | None = None
@@ -50,7 +91,7 @@ class ExtractOptions:
 
     def __post_init__(self) -> None:
         counts = {"batch_size": self.batch_size, "workers": self.workers, "shard_rows": self.shard_rows}
-        for name, count in (counts | {"limit": self.limit}).items():
+        for name, count in (counts | {"limit": self.limit, "max_pixels": self.max_pixels}).items():
             if count is not None and count < 1:
                 raise ConfigError(f"{name} is at least 1; got {count}")
         if self.seed < 0:
@@ -59,6 +100,9 @@ class ExtractOptions:
             raise ConfigError(
                 "bfloat16 takes 4 bytes a value without compression; choose float16, or compression blosc"
             )
+        parse_budget(self.max_bad, 1)
+        for condition in self.where:
+            parse_condition(condition)
 
     @property
     def input_size(self) -> tuple[int, int]:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
 from activault.store import (
     ConfigError,
@@ -22,24 +21,25 @@ from activault.store import (
     choose_grid,
     parse_kinds,
     parse_layers,
+    plan_samples,
 )
 from activault.store.creation import is_free
 from activault.store.grid import SHARD_BUFFER_BYTES
-from activault.store.manifest import Quantisation
+from activault.store.manifest import Detail, Quantisation
 from activault.store.root import read_root
 from activault.store.storage import Folder
 
 from .backbone import Backbone
-from .images import ImageFolder
+from .listing import ImageSource
 from .machine import memory_bytes
 from .options import ExtractOptions
+from .order import Rows, chosen_rows, selection_details
 from .preprocess import default_resize
 from .weights import DEMO_SHA256, DEMO_SOURCE, hub_source
 
-__all__ = ["Planned", "plan_manifest", "planned_at", "refuse_other_request", "row_order"]
+__all__ = ["Planned", "plan_manifest", "plan_table", "planned_at", "refuse_other_request", "row_order"]
 
 Calibrate = Callable[[tuple[int, ...]], tuple[Quantisation, ...]]
-Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,9 @@ def planned_at(path: Path) -> Planned | None:
     return None if is_free(path) else Planned(str(path), read_root(Folder(path)).manifest)
 
 
-def refuse_other_request(there: Planned | Store, source: ImageFolder, options: ExtractOptions) -> None:
+def refuse_other_request(
+    there: Planned | Store, source: ImageSource, order: Rows, options: ExtractOptions
+) -> None:
     """Compare a finished store with the request, without the teacher.
 
     Versions of timm and torch are left out: they say how it was made, and it is made.
@@ -71,7 +73,7 @@ def refuse_other_request(there: Planned | Store, source: ImageFolder, options: E
     has = there.manifest
     resize = options.resize or default_resize(options.input_size)
     demo = options.teacher == "demo"
-    wanted = {
+    wanted: dict[str, tuple[object, object]] = {
         "teacher": (has.teacher.name, options.teacher),
         "weights": (has.teacher.weights, DEMO_SOURCE if demo else hub_source(options.teacher)),
         "weights_sha256": (has.teacher.weights_sha256, DEMO_SHA256 if demo else has.teacher.weights_sha256),
@@ -84,22 +86,42 @@ def refuse_other_request(there: Planned | Store, source: ImageFolder, options: E
         "license": (has.license, has.license if options.license is None else options.license),
         "citation": (has.citation, has.citation if options.citation is None else options.citation),
         "shard_rows": (has.shard_rows, options.shard_rows or has.shard_rows),
-        "seed": (has.row_seed, options.seed),
-        "rows": (has.num_rows, min(len(source), options.limit or len(source))),
+        "orientation": (has.preprocessing and has.preprocessing.orientation, options.orientation),
+        "seed": (has.row_seed, _row_seed(options)),
         "source": (has.source, source.info),
     }
+    for name, value in ({"where": None, "split": None} | _details(options)).items():
+        wanted[name] = (dict(has.details).get(name), value)
+    wanted["rows"] = (has.num_rows, len(order))
     for field, (old, new) in wanted.items():
         if old != new:
             raise _mismatch(there, field, old, new)
 
 
-def row_order(num_images: int, options: ExtractOptions) -> Rows:
+def row_order(source: ImageSource, options: ExtractOptions) -> Rows:
     """Places in the source by row."""
-    return np.random.default_rng(options.seed).permutation(num_images)[: options.limit]
+    return chosen_rows(
+        source, seed=_row_seed(options), limit=options.limit, where=options.where, split=options.split
+    )
+
+
+def plan_table(source: ImageSource, order: Rows) -> pa.Table:
+    """The sample table of a store of these rows."""
+    keys, labels = ([column[place] for place in order.tolist()] for column in (source.keys, source.labels))
+    return plan_samples(keys, labels, source.info.name)
+
+
+def _row_seed(options: ExtractOptions) -> int | None:
+    return options.seed if options.order == "shuffled" else None
+
+
+def _details(options: ExtractOptions) -> dict[str, Detail]:
+    """What the manifest has no field for."""
+    return {"max_pixels": options.max_pixels, **selection_details(options.where, options.split)}
 
 
 def plan_manifest(
-    source: ImageFolder,
+    source: ImageSource,
     num_rows: int,
     backbone: Backbone,
     options: ExtractOptions,
@@ -139,11 +161,12 @@ def plan_manifest(
         shard_rows=grid[0],
         chunk_rows=grid[1],
         teacher=backbone.info,
-        preprocessing=backbone.preprocessing,
+        preprocessing=backbone.preprocessing.model_copy(update={"orientation": options.orientation}),
         source=source.info,
-        row_seed=options.seed,
+        row_seed=_row_seed(options),
         license=told["license"] if options.license is None else options.license,
         citation=told["citation"] if options.citation is None else options.citation,
+        details=tuple(sorted(_details(options).items())),
     )
 
 

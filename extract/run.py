@@ -1,12 +1,13 @@
 """Extraction as a whole: plan, capture what is unfinished, complete.
 
-In: a folder of images, the path of a store, `ExtractOptions`. Out: the finished store and `ExtractSummary`.
+In: images (`sources.py`), the path of a store, `ExtractOptions`. Out: the finished store, `ExtractSummary`.
 
     extract(Path("photos"), Path("photos.zarr"), ExtractOptions(teacher="demo", image_size=98))
 
 The rows are the images in an order shuffled by the seed, so that reading a store from its start is already
-mixed. Called again with the same request, it goes on where it stopped, and computes again the shards of which
-a file is missing or of another size; a finished store that is whole is left as it is.
+mixed, or in the source's own. Called again with the same request, it goes on where it stopped, and computes
+again the shards of which a file is missing or of another size; a finished store that is whole is left as it
+is.
 """
 
 from __future__ import annotations
@@ -23,21 +24,23 @@ from activault.store import (
     StoreWriter,
     create_store,
     open_store,
-    plan_samples,
 )
 from activault.store.cores import num_cores
 from activault.store.creation import is_free
 from activault.store.manifest import Quantisation
 
 from .backbone import Backbone, load_backbone, save_teacher
+from .budget import ErrorBudget, parse_budget
 from .calibration import calibrate
 from .capture import Decoded, Progress, StallTimes, capture, without_pixels
-from .decode import BadImage
-from .images import ImageFolder
+from .decode import BadImage, decode_image
+from .listing import ImageSource
 from .machine import choose_device
 from .options import ExtractOptions
-from .planning import Rows, plan_manifest, planned_at, refuse_other_request, row_order
+from .order import Rows
+from .planning import plan_manifest, plan_table, planned_at, refuse_other_request, row_order
 from .preprocess import to_pixels
+from .sources import opened
 
 __all__ = ["ExtractOptions", "ExtractSummary", "extract", "summarise"]
 
@@ -63,7 +66,7 @@ class ExtractSummary:
 
 
 def extract(
-    images: Path,
+    images: Path | str | ImageSource,
     store: Path,
     options: ExtractOptions,
     progress: Progress | None = None,
@@ -72,7 +75,8 @@ def extract(
     """Plan the store or go on with it, compute the shards that are not finished, and complete it.
 
     Args:
-        images: a folder of images.
+        images: a folder of images, tars, Parquet files or a table of paths (see `sources.open_source`), or
+            what that has opened.
         store: where the store is or will be.
         options: the request; a store that was planned from another one is not touched.
         progress: called in this thread with rows done and rows in all.
@@ -81,32 +85,34 @@ def extract(
 
     Raises:
         ConfigError: an option cannot be used.
-        ImageSourceError: there are no images, or none of them could be decoded.
+        ImageSourceError: there are no images, none of them could be decoded, or more are bad than
+            `max_bad` allows; what was finished is kept.
         WeightsError: the teacher's weights are absent or do not fit.
         NotAStoreError, StoreMismatchError: `store` is something else, or another request's.
         StoreError: the disk is full or gone, or the teacher gave NaN; finished shards are kept.
     """
     start = time.perf_counter()
     device = choose_device(options.device)
-    source = ImageFolder(images)
+    source = opened(images, options.source)
+    order = row_order(source, options)
     there = _existing(store) if choose is None else None  # a store to be repaired may be too damaged to open
     if there is not None and there.is_whole and options.weights is None:
-        refuse_other_request(there, source, options)
+        refuse_other_request(there, source, order, options)
         return summarise(there, 0, StallTimes(), start)
     backbone = load_backbone(
         options.teacher, weights=options.weights, image_size=options.image_size, resize=options.resize
     )
-    order = row_order(len(source), options)
-    decode = _decoder(source, order, backbone)
+    decode = _decoder(source, order, backbone, options)
     backbone = backbone.to(device)
     workers = options.workers or num_cores()
     with _planned(source, order, backbone, store, options, decode, workers) as writer:
         shards = writer.unfinished if choose is None else choose(writer)
         num_new = sum(len(writer.manifest.shard_range(shard)) for shard in shards)
+        budget = _budget(source, order, options, store if choose is None else None)
         stalls = capture(
             writer,
             backbone,
-            decode,
+            _counted(decode, budget),
             batch_size=options.batch_size,
             workers=workers,
             progress=progress,
@@ -114,8 +120,29 @@ def extract(
         )
         if choose is None or not writer.unfinished:
             _refuse_all_bad(open_store(store))
+            _budget(source, order, options, store)  # others may have spent it together
             writer.complete()
     return summarise(open_store(store), num_new, stalls, start)
+
+
+def _budget(source: ImageSource, order: Rows, options: ExtractOptions, store: Path | None) -> ErrorBudget:
+    """What is left of the error budget; of a store that is repaired nothing is known yet."""
+    num_before = 0 if store is None else open_store(store).num_bad
+    allowed = parse_budget(options.max_bad, len(order))
+    budget = ErrorBudget(allowed, lambda row: source.keys[order[row]], num_before, source.faults)
+    budget.check()
+    return budget
+
+
+def _counted(decode: Callable[[int], Decoded], budget: ErrorBudget) -> Callable[[int], Decoded]:
+    """`decode`, which stops the run where too many images are bad."""
+
+    def counted(row: int) -> Decoded:
+        decoded = decode(row)
+        budget.add(row, decoded.outcome)
+        return decoded
+
+    return counted
 
 
 def _existing(path: Path) -> Store | None:
@@ -124,7 +151,7 @@ def _existing(path: Path) -> Store | None:
 
 
 def _planned(
-    source: ImageFolder,
+    source: ImageSource,
     order: Rows,
     backbone: Backbone,
     store: Path,
@@ -140,21 +167,26 @@ def _planned(
         )
 
     manifest = plan_manifest(source, len(order), backbone, options, lambda: planned_at(store), steps)
-    keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
-    samples = plan_samples(keys, labels, source.info.name)
-    return create_store(store, manifest, samples, lambda folder: save_teacher(backbone, folder))
+    return create_store(
+        store, manifest, plan_table(source, order), lambda folder: save_teacher(backbone, folder)
+    )
 
 
-def _decoder(source: ImageFolder, order: Rows, backbone: Backbone) -> Callable[[int], Decoded]:
+def _decoder(
+    source: ImageSource, order: Rows, backbone: Backbone, options: ExtractOptions
+) -> Callable[[int], Decoded]:
     """A row's pixels, by its number."""
 
     def decode(row: int) -> Decoded:
-        image = source.read(int(order[row]))
+        data = source.read(int(order[row]))
+        if isinstance(data, BadImage):
+            return without_pixels(data)
+        image = decode_image(data, options.max_pixels, options.orientation)
         if isinstance(image, BadImage):
             return without_pixels(image)
-        pixels = to_pixels(image.image, backbone.preprocessing, source.max_pixels)
+        pixels = to_pixels(image.image, backbone.preprocessing, options.max_pixels)
         if pixels is None:
-            reason = f"scaled to the teacher's input it is more pixels than the cap of {source.max_pixels}"
+            reason = f"scaled to the teacher's input it is more pixels than the cap of {options.max_pixels}"
             return without_pixels(
                 BadImage(
                     status="too-large",

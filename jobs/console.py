@@ -27,7 +27,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["human_bytes", "human_seconds", "out", "print_json", "progress_bar", "table"]
+__all__ = ["human_bytes", "human_seconds", "out", "print_json", "progress_bar", "table", "warn"]
 
 # Without markup: a path may hold [brackets].
 out = Console(highlight=False, markup=False)
@@ -53,10 +53,13 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def progress_bar(title: str, unit: str, *, quiet: bool = False) -> Iterator[Advance]:
+def progress_bar(
+    title: str, unit: str, *, quiet: bool = False, only_if_begun: bool = False
+) -> Iterator[Advance]:
     """A bar with rate and time left; gives `advance(done, total, note="")`.
 
-    Without a terminal (a log file, a job) nothing moves: one line says what was done and how long it took.
+    Without a terminal (a log file, a job) nothing moves: one line says what was done and how long it took;
+    `only_if_begun` leaves it out where nothing was to do.
     """
     count = TextColumn("{task.fields[done]}") if unit == "B" else MofNCompleteColumn()
     columns = (
@@ -85,7 +88,7 @@ def progress_bar(title: str, unit: str, *, quiet: bool = False) -> Iterator[Adva
             begun = True
 
         yield advance
-    if not quiet and not err.is_terminal:
+    if not quiet and not err.is_terminal and (begun or not only_if_begun):
         amount = human_bytes(reached) if unit == "B" else f"{reached:,.0f} {unit}"
         err.print(f"{title}: {amount} in {human_seconds(time.perf_counter() - began)} {said}".rstrip())
 
@@ -98,6 +101,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     for row in rows:
         result.add_row(*row)
     return result
+
+
+def warn(line: str) -> None:
+    """A line on standard error on what is not as it should be, and stops nothing."""
+    err.print(f"activault: {line}", style="yellow", soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

@@ -15,7 +15,7 @@ __all__ = ["extract"]
 
 
 def extract(
-    images: Path,
+    images: str,
     store: Path,
     /,
     *,
@@ -31,14 +31,28 @@ def extract(
     workers: int | None = None,
     device: str = "auto",
     shard_rows: int | None = None,
+    source: Literal["auto", "folder", "tar", "parquet", "table"] = "auto",
+    image_root: str | None = None,
+    image_column: str | None = None,
+    path_column: str | None = None,
+    key_column: str | None = None,
+    label_column: str | None = None,
+    keys: Literal["name", "place"] = "name",
+    tar_index: Literal["cache", "beside", "none"] = "cache",
+    where: list[str] | None = None,
+    split: str | None = None,
+    order: Literal["shuffled", "kept"] = "shuffled",
     seed: int = 0,
     limit: int | None = None,
+    orientation: Literal["stored", "exif"] = "stored",
+    max_pixels: int = 1 << 26,
+    max_bad: str = "5%",
     license: str | None = None,
     citation: str | None = None,
     repair: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Run the teacher once over an image folder and write its layers to a store.
+    """Run the teacher once over a collection of images and write its layers to a store.
 
     Run it again and it goes on where it stopped.
 
@@ -46,12 +60,18 @@ def extract(
     activault extract photos/ photos.zarr --teacher demo --image-size 98
     activault extract imagenet/train in1k.zarr --teacher vit_base_patch14_reg4_dinov2.lvd142m
     activault extract photos/ cls.zarr --teacher demo --layers 6-12 --tokens cls
+    activault extract 's3://bucket/in1k-train-{0000..1023}.tar' in1k.zarr --teacher demo --max-bad 100
+    activault extract imagenet-1k/data/ in1k.zarr --teacher demo --split train --order kept
+    activault extract list.csv cats.zarr --teacher demo --image-root photos/ --where 'label=cat'
     ```
 
     Parameters
     ----------
     images
-        Folder of images; class sub-folders give labels, a first folder train or test gives the split.
+        Folder of images (class sub-folders give labels, a first folder train or test gives the split);
+        WebDataset tars or Parquet files with images: one, a brace range such as {0000..1023}, a glob, a
+        folder of them, or several joined by `::`; a CSV, TSV or Parquet table of paths. Paths, or http(s)://
+        or s3:// URLs.
     store
         The store to write, or to go on with.
     teacher
@@ -79,10 +99,39 @@ def extract(
         auto, cpu, cuda, cuda:1, mps.
     shard_rows
         Rows a shard, the unit of resumption; by default as many as fit the byte targets.
+    source
+        What the images are, where the path does not tell.
+    image_root
+        Folder or URL that a table's paths are relative to; by default the table's own.
+    image_column
+        Column of images in Parquet, or extension of the image in a tar, where there are several.
+    path_column
+        Column of paths in a table; by default path, file_name, filename or file.
+    key_column
+        Column of keys in a table or in Parquet; by default the images' paths.
+    label_column
+        Column of labels; in a tar cls, txt or a field of the JSON.
+    keys
+        place names the rows of tars and Parquet by file and number, where names of images repeat.
+    tar_index
+        Where the index of a tar is kept: in the user's cache folder, beside the tar, or nowhere.
+    where
+        Keep the rows where a column (key, label, split, or the table's own) is so: 'label=cat', 'label!=cat',
+        'key~n01*/*'. Given several times, all must hold.
+    split
+        Keep one split: train, validation, test.
+    order
+        shuffled by the seed, or kept as the source has it.
     seed
         Seed of the order of the rows.
     limit
-        Keep only this many images, drawn by the seed.
+        Keep only this many images, the first of the order.
+    orientation
+        exif turns images as their EXIF block asks; stored takes pixels as they stand.
+    max_pixels
+        Images of more pixels are bad rows.
+    max_bad
+        Bad rows, a number or a share such as 1%, above which the run stops; a share always allows 10.
     license
         Licence of the activations, for those they are shared with.
     citation
@@ -92,7 +141,7 @@ def extract(
     json
         Print the summary as JSON.
     """
-    from activault.extract import ExtractOptions
+    from activault.extract import ExtractOptions, SourceOptions
 
     from . import show, tasks
 
@@ -111,8 +160,24 @@ def extract(
         workers=workers,
         device=device,
         shard_rows=shard_rows,
+        source=SourceOptions(
+            kind=source,
+            keys=keys,
+            image_column=image_column,
+            path_column=path_column,
+            key_column=key_column,
+            label_column=label_column,
+            image_root=image_root,
+            index=tar_index,
+        ),
+        where=tuple(where or ()),
+        split=split,
+        order=order,
         seed=seed,
         limit=limit,
+        orientation=orientation,
+        max_pixels=max_pixels,
+        max_bad=max_bad,
     )
     summary = tasks.extract_images(images, store, options, repair=repair, quiet=json)
     if json:

@@ -47,16 +47,30 @@ __all__ = [
 
 
 def extract_images(
-    images: Path, store: Path, options: ExtractOptions, *, repair: Path | None = None, quiet: bool = False
+    images: Path | str,
+    store: Path,
+    options: ExtractOptions,
+    *,
+    repair: Path | None = None,
+    quiet: bool = False,
 ) -> ExtractSummary:
     """Plan, extract, resume; see `activault.extract.extract`. Or carry out the plan in the file `repair`."""
-    from activault.extract import extract
+    from activault.extract import extract, open_source
     from activault.extract import repair as carry_out
 
+    with console.progress_bar("index", "B", quiet=quiet, only_if_begun=True) as advance:
+        source = open_source(images, options.source, advance)
+    for line in source.faults:
+        console.warn(line)
+    if source.rows_at_once > 1 and options.order == "shuffled":
+        console.warn(
+            f"Parquet is read by row groups, here of {source.rows_at_once} rows: shuffled rows read that "
+            "many times the bytes; --order kept reads them once"
+        )
     with console.progress_bar("extract", "rows", quiet=quiet) as advance:
         if repair is None:
-            return extract(images, store, options, progress=advance)
-        return carry_out(images, store, options, read_plan(repair), progress=advance)
+            return extract(source, store, options, progress=advance)
+        return carry_out(source, store, options, read_plan(repair), progress=advance)
 
 
 def train_run(

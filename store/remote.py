@@ -91,9 +91,14 @@ class Remote:
 
     def size(self, path: str) -> int:
         """Bytes of one file."""
+        return self.stamp(path)[0]
+
+    def stamp(self, path: str) -> tuple[int, str]:
+        """Bytes of one file, and what is another when it has been written again: its ETag, or the time."""
         import obstore
 
-        return int(self._tried(path, lambda client: obstore.head(client, path)["size"]))
+        meta = self._tried(path, lambda client: obstore.head(client, path))
+        return int(meta["size"]), str(meta.get("e_tag") or meta["last_modified"])
 
     def read(self, path: str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         """All of one file; a large one by several requests at once."""

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from activault.extract.decode import BadImage, GoodImage
-from activault.extract.images import ImageFolder, label_of
+from activault.extract.decode import BadImage
+from activault.extract.images import ImageFolder
+from activault.extract.listing import label_of
 from activault.store import ImageSourceError, split_of
 
 
@@ -90,14 +91,19 @@ def test_a_name_that_is_not_utf8_gets_a_key_that_can_be_stored(tmp_path: Path) -
     (tmp_path / "ok.png").rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"))
     source = ImageFolder(tmp_path)
     assert source.keys == ["caf\\xe9.png"]
-    assert isinstance(source.read(0), GoodImage)
+    assert isinstance(source.read(0), bytes)
 
 
-def test_reading_gives_size_and_pixels(tmp_path: Path) -> None:
+def test_reading_gives_the_file(tmp_path: Path) -> None:
     Image.new("RGB", (7, 5), "red").save(tmp_path / "1.png")
-    result = ImageFolder(tmp_path).read(0)
-    assert isinstance(result, GoodImage)
-    assert (result.width, result.height, result.image.getpixel((0, 0))) == (7, 5, (255, 0, 0))
+    assert ImageFolder(tmp_path).read(0) == (tmp_path / "1.png").read_bytes()
+
+
+def test_a_folder_that_is_gone_is_not_a_folder_of_bad_images(tmp_path: Path) -> None:
+    source = ImageFolder(put(tmp_path / "photos", "1.png"))
+    (tmp_path / "photos").rename(tmp_path / "elsewhere")
+    with pytest.raises(ImageSourceError, match=r"photos is gone \(No such file.*\); bring it back"):
+        source.read(0)
 
 
 def test_the_fingerprint_is_over_keys_and_sizes_and_not_over_the_place(tmp_path: Path) -> None:

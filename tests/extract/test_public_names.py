@@ -17,9 +17,12 @@ def test_public_names() -> None:
         "ExtractOptions",
         "ExtractSummary",
         "ImageFolder",
+        "ImageSource",
+        "SourceOptions",
         "extract",
         "load_backbone",
         "load_teacher",
+        "open_source",
         "repair",
         "save_teacher",
     ]
