@@ -1,4 +1,4 @@
-"""A frozen timm ViT whose every layer can be read: the only file that knows timm.
+"""A frozen timm ViT whose every layer can be read.
 
 In: images as (B, 3, H, W) float32, or pixels (B, H, W, 3) uint8 through `prepare`.
 Out: layer 0 (embedded tokens, after positions, registers and any norm before the blocks) and the output of
@@ -6,42 +6,47 @@ every block, each (B, tokens, dim) in the order CLS, registers, patches; and the
 
     backbone = load_backbone("demo", image_size=98)
     for layer, tokens in backbone.layers(backbone.prepare(pixels), layers=range(13)): ...
+
+Which of timm's models these are stands in `architectures.py`, how files of other makers become one in
+`fitting.py`, what blocks with rotary positions need in `rotary.py`.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import timm
 import torch
 from jaxtyping import Float, UInt8
-from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
 from activault.store.errors import ConfigError, WeightsError
 from activault.store.layout import TokenLayout
 from activault.store.provenance import Preprocessing, TeacherInfo
 
-from .preprocess import checked_size, plan_preprocessing
-from .teacher_files import TeacherFiles, read_teacher, write_teacher
-from .weights import (
-    DEMO_ARCHITECTURE,
-    DEMO_SOURCE,
-    assign,
-    demo_tensors,
-    hub_source,
-    position_side,
-    read_tensors,
-    tensors_sha256,
+from .architectures import (
+    Vit,
+    activation_of,
+    architecture_of,
+    build,
+    build_random,
+    embedded,
+    fill_buffers,
+    first_block,
+    from_hub,
+    license_of,
+    rotary_tables,
+    teacher_rules,
 )
+from .fitting import fitted, fitted_from
+from .preprocess import PreprocessingRequest, RuleSet, checked_size, plan_preprocessing
+from .rotary import RotaryTables, rotary_blocks
+from .teacher_files import TeacherFiles, read_teacher, write_teacher
+from .weights import DEMO_ARCHITECTURE, DEMO_SOURCE, assign, demo_tensors, hub_source, tensors_sha256
 
 __all__ = ["Backbone", "load_backbone", "load_teacher", "save_teacher"]
-
-_MODULES = ("vision_transformer", "deit")
-_LICENSES = {"apache-2.0": "Apache-2.0", "mit": "MIT", "cc-by-nc-4.0": "CC-BY-NC-4.0"}
 
 
 class Backbone(nn.Module):
@@ -53,7 +58,13 @@ class Backbone(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, vit: VisionTransformer, info: TeacherInfo, preprocessing: Preprocessing) -> None:
+    def __init__(
+        self,
+        vit: Vit,
+        info: TeacherInfo,
+        preprocessing: Preprocessing,
+        rotary: RotaryTables | None = None,
+    ) -> None:
         super().__init__()
         self.info = info
         self.preprocessing = preprocessing
@@ -66,14 +77,19 @@ class Backbone(nn.Module):
         self.vit = vit.requires_grad_(False)
         for name, values in (("mean", preprocessing.mean), ("std", preprocessing.std)):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1), persistent=False)
+        self.rotary = _rotary_of(vit.eval(), info.name, rotary)
+        """What a block needs beside the tokens; None where they are all."""
+        if self.rotary is not None:
+            self.rotary_blocks = rotary_blocks(vit.blocks, self.rotary)
         self.eval()
 
     @property
     def layout(self) -> TokenLayout:
         """The tokens of one layer at this input size."""
+        num_cls = int(self.vit.cls_token is not None)
         return TokenLayout(
-            num_cls=int(self.vit.has_class_token),
-            num_registers=self.vit.num_reg_tokens,
+            num_cls=num_cls,
+            num_registers=self.vit.num_prefix_tokens - num_cls,
             grid=self.vit.patch_embed.grid_size,
         )
 
@@ -90,12 +106,12 @@ class Backbone(nn.Module):
     @property
     def num_heads(self) -> int:
         """Attention heads of a block."""
-        return int(cast(Any, self.vit.blocks[0]).attn.num_heads)
+        return int(first_block(self.vit).attn.num_heads)
 
     @property
-    def blocks(self) -> nn.Sequential:
-        """The blocks; each maps (B, tokens, dim) to the same shape."""
-        return self.vit.blocks
+    def blocks(self) -> nn.Sequential | nn.ModuleList:
+        """The blocks; each maps (B, tokens, dim) to the same shape, by itself."""
+        return self.vit.blocks if self.rotary is None else self.rotary_blocks
 
     @property
     def norm(self) -> nn.Module:
@@ -110,8 +126,7 @@ class Backbone(nn.Module):
 
     def embed(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch token dim"]:
         """Layer 0: the tokens that enter the first block."""
-        vit = self.vit
-        return cast(Tensor, vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images)))))
+        return cast(Tensor, self.vit.norm_pre(embedded(self.vit, images)[0]))
 
     def layers(
         self, images: Float[Tensor, "batch 3 height width"], layers: Collection[int]
@@ -126,11 +141,11 @@ class Backbone(nn.Module):
         return self._layers(images, set(layers))
 
     def _layers(self, images: Tensor, wanted: set[int]) -> Iterator[tuple[int, Tensor]]:
-        tokens = self.embed(images)
+        tokens, blocks = self.embed(images), self.blocks
         if 0 in wanted:
             yield 0, tokens
         for layer in range(1, max(wanted, default=0) + 1):
-            tokens = self.vit.blocks[layer - 1](tokens)
+            tokens = blocks[layer - 1](tokens)
             if layer in wanted:
                 yield layer, tokens
 
@@ -142,21 +157,48 @@ class Backbone(nn.Module):
         return tensors
 
 
+def _rotary_of(vit: Vit, name: str, stored: RotaryTables | None) -> RotaryTables | None:
+    """The tables of this input size: those that are stored, if they are timm's own up to rounding.
+
+    Raises:
+        WeightsError: they are not, or are there without need, or lack.
+    """
+    own = rotary_tables(vit)
+    if own is None and stored is not None:
+        raise WeightsError(f"there are rotary tables, and {name} has learned positions alone")
+    if own is not None and stored is not None and not stored.agrees_with(own):
+        height, width = vit.patch_embed.img_size
+        raise WeightsError(
+            f"the rotary tables are not those of {name} at {height} x {width} pixels; restore the teacher's "
+            "files from a copy of the store"
+        )
+    return stored or own
+
+
 def load_backbone(
     name: str,
     *,
     weights: Path | None = None,
     image_size: int | tuple[int, int] = 224,
+    preprocessing: RuleSet = "reference",
     resize: int | None = None,
+    interpolation: str | None = None,
+    crop_mode: str | None = None,
+    orientation: str = "stored",
     random_seed: int | None = None,
 ) -> Backbone:
     """A teacher by timm's name (a `.tag` picks timm's weights and their mean and std), or `demo`.
 
     Args:
         name: timm's name of a ViT, or `demo`.
-        weights: a `.safetensors` or `.pth` file in timm's or Meta's naming; without it timm's hub is asked.
+        weights: a `.safetensors`, `.pth` or `.bin` file, or a folder of transformers, in the naming of timm,
+            Meta, OpenCLIP or transformers; without it timm's hub is asked.
         image_size: side of the input in pixels, or its height and width; multiples of the patch.
-        resize: recorded in `preprocessing`; the reference's 256 for 224 if None.
+        preprocessing: whose rules prepare an image: the reference's, or the teacher's as timm records them.
+        resize: shorter side before the crop; None follows from the rules, as do the next two.
+        interpolation: such as `bicubic`.
+        crop_mode: `center`, `squash` or `border`.
+        orientation: recorded in `preprocessing`.
         random_seed: random weights instead of any file.
 
     Raises:
@@ -167,101 +209,29 @@ def load_backbone(
         raise ConfigError("the teacher 'demo' has its own weights; to give others, name a timm architecture")
     if weights is not None and random_seed is not None:
         raise ConfigError("give either a weights file or a random seed, not both")
-    architecture = _architecture(DEMO_ARCHITECTURE if name == "demo" else name)
-    config = _pretrained_config(architecture if name == "demo" else name)
-    size = checked_size(image_size, tuple(_build(architecture).patch_embed.patch_size))
-    preprocessing = plan_preprocessing(size, resize, config.mean, config.std)
+    architecture = architecture_of(DEMO_ARCHITECTURE if name == "demo" else name)
+    size = checked_size(image_size, tuple(build(architecture).patch_embed.patch_size))
+    request = PreprocessingRequest(
+        rules=preprocessing,
+        resize=resize,
+        interpolation=interpolation,
+        crop_mode=crop_mode,
+        orientation=orientation,
+    )
+    plan = plan_preprocessing(size, teacher_rules(architecture if name == "demo" else name), request)
+    license_ = "unknown"
     if random_seed is not None:
-        vit, source, license_ = _random(architecture, random_seed), f"random, seed {random_seed}", "unknown"
+        vit, source = build_random(architecture, random_seed), f"random, seed {random_seed}"
     elif name == "demo":
-        vit, source, license_ = _fitted(architecture, demo_tensors(), "the demo teacher"), DEMO_SOURCE, "MIT"
+        vit, source, license_ = fitted(architecture, demo_tensors(), "the demo teacher"), DEMO_SOURCE, "MIT"
     elif weights is not None:
-        vit, source, license_ = _fitted(architecture, read_tensors(weights), str(weights)), "file", "unknown"
+        vit, source = fitted_from(architecture, weights), "file"
     else:
-        license_ = _LICENSES.get(config.license, config.license or "unknown")
-        vit, source = _from_hub(name), hub_source(name)
-    return Backbone(vit, _info(vit, name, architecture, source, license_), preprocessing)
+        vit, source, license_ = from_hub(name), hub_source(name), license_of(name)
+    return Backbone(vit, _info(vit, name, architecture, source, license_), plan)
 
 
-def _architecture(name: str) -> str:
-    """timm's architecture of a name, if it is a plain ViT; nothing is looked up outside timm's own table."""
-    architecture, _, tag = name.partition(".")
-    if not timm.is_model(architecture) or (tag and name not in timm.list_models(pretrained=True)):
-        known = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="deit"), "demo"]
-        known += timm.list_models(f"{architecture}.*", pretrained=True) if tag else []
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        raise ConfigError(f"timm has no model {name!r}; nearest names: {', '.join(near) or 'none'}")
-    if timm.models.is_model_in_modules(architecture, ("eva",)):
-        raise ConfigError(
-            f"the blocks of {name!r} take rotary positions beside the tokens, which is not supported yet; "
-            "choose a ViT with learned positions, such as vit_base_patch14_reg4_dinov2"
-        )
-    if not timm.models.is_model_in_modules(architecture, _MODULES):
-        raise ConfigError(f"{name!r} is not a plain ViT; choose one, such as vit_base_patch14_reg4_dinov2")
-    return architecture
-
-
-def _pretrained_config(name: str) -> Any:
-    """timm's record of the weights of a name: their mean, standard deviation and licence."""
-    config = timm.get_pretrained_cfg(name)
-    if config is None:
-        raise ConfigError(f"timm does not record the mean and standard deviation of {name!r}; choose another")
-    return config
-
-
-def _create(name: str, **options: Any) -> VisionTransformer:
-    vit = timm.create_model(name, num_classes=0, **options)
-    if type(vit) is not VisionTransformer:
-        raise ConfigError(f"{name!r} is a {type(vit).__name__}, not a plain ViT, and is not supported yet")
-    return vit
-
-
-def _build(architecture: str, image_size: tuple[int, int] | None = None) -> VisionTransformer:
-    """The empty model (no memory, no random numbers) at the given or the architecture's own size."""
-    with torch.device("meta"):
-        return _create(architecture, img_size=image_size)
-
-
-def _random(architecture: str, seed: int) -> VisionTransformer:
-    """The architecture as timm initialises it, without touching the caller's random numbers."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return _create(architecture)
-
-
-def _from_hub(name: str) -> VisionTransformer:
-    try:
-        return _create(name, pretrained=True)
-    except (OSError, RuntimeError) as exc:
-        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise WeightsError(
-            f"timm's hub gave no weights for {name!r} ({reason}); "
-            "give a file with --weights, or take --teacher demo"
-        ) from exc
-
-
-def _fitted(architecture: str, tensors: Mapping[str, Tensor], source: str) -> VisionTransformer:
-    """The architecture with a file's tensors, which go through timm's own mapping of names."""
-    tensors = dict(tensors)
-    if "register_tokens" in tensors:
-        # timm knows Meta's naming by this key, which some copies of the files leave out.
-        tensors.setdefault("mask_token", torch.zeros(0))
-    vit = _build(architecture)
-    if (side := position_side(tensors, vit.num_prefix_tokens)) is not None:
-        # At the file's own grid: positions that are resampled twice are blurred.
-        patch = vit.patch_embed.patch_size
-        vit = _build(architecture, (side * patch[0], side * patch[1]))
-    try:
-        tensors = checkpoint_filter_fn(tensors, vit, adapt_layer_scale=True)
-    except (RuntimeError, KeyError, AttributeError, ValueError) as exc:
-        raise WeightsError(f"{source} does not fit {architecture}: timm cannot map it ({exc})") from exc
-    # The classifier is no part of a teacher whose tokens are read.
-    tensors = {name: t.float().contiguous() for name, t in tensors.items() if not name.startswith("head")}
-    assign(vit, tensors, f"{source} does not fit {architecture}")
-    return vit
-
-
-def _info(vit: VisionTransformer, name: str, architecture: str, source: str, license_: str) -> TeacherInfo:
+def _info(vit: Vit, name: str, architecture: str, source: str, license_: str) -> TeacherInfo:
     return TeacherInfo(
         name=name,
         architecture=architecture,
@@ -270,31 +240,62 @@ def _info(vit: VisionTransformer, name: str, architecture: str, source: str, lic
         license=license_,
         num_blocks=len(vit.blocks),
         dim=vit.embed_dim,
-        num_heads=cast(Any, vit.blocks[0]).attn.num_heads,
+        num_heads=first_block(vit).attn.num_heads,
         timm_version=timm.__version__,
         torch_version=torch.__version__,
     )
 
 
-def save_teacher(backbone: Backbone, folder: Path) -> None:
-    """Write all that `load_teacher` needs into an existing folder."""
-    info, preprocessing = backbone.info, backbone.preprocessing
-    write_teacher(TeacherFiles(info, preprocessing, backbone.native_size, backbone.tensors()), folder)
+def save_teacher(backbone: Backbone, folder: Path, *, weights: bool = True) -> None:
+    """Write all that `load_teacher` needs into an existing folder; without `weights`, all but those."""
+    files = TeacherFiles(
+        info=backbone.info,
+        preprocessing=backbone.preprocessing,
+        native_size=backbone.native_size,
+        tensors=backbone.tensors() if weights else None,
+        activation=activation_of(backbone.vit),
+        rotary=backbone.rotary,
+    )
+    write_teacher(files, folder)
 
 
-def load_teacher(folder: Path) -> Backbone:
+def load_teacher(folder: Path, *, weights: Path | None = None) -> Backbone:
     """The teacher out of a store's `teacher/` folder, at the size it was extracted at; no hub is asked.
 
+    Args:
+        folder: with its files.
+        weights: a file or folder for `load_backbone`, where the store was made without them.
+
     Raises:
-        WeightsError: the files are absent, damaged, altered or do not fit together.
+        WeightsError: the files are absent, damaged, altered or do not fit together, or the weights were left
+            out and are not given, or other ones are.
         ConfigError: they name an architecture that timm does not have.
     """
     files = read_teacher(folder)
-    # Built without memory, so that a false architecture is found out before anything is allocated.
-    vit = _build(_architecture(files.info.architecture), files.native_size)
-    assign(vit, files.tensors, f"the teacher in {folder} does not fit {files.info.architecture}")
-    backbone = Backbone(vit, files.info, files.preprocessing)
+    architecture = architecture_of(files.info.architecture)
+    if files.tensors is None:
+        vit = _given(files.info, architecture, weights, folder)
+    else:
+        # Built without memory, so that a false architecture is found out before anything is allocated.
+        vit = build(architecture, files.native_size, files.activation)
+        assign(vit, files.tensors, f"the teacher in {folder} does not fit {files.info.architecture}")
+        fill_buffers(vit, architecture)
+    backbone = Backbone(vit, files.info, files.preprocessing, files.rotary)
     found, named = (backbone.num_blocks, backbone.dim, backbone.num_heads), files.info
     if found != (named.num_blocks, named.dim, named.num_heads):
         raise WeightsError(f"config.json in {folder} names other blocks, width or heads than {found}")
     return backbone
+
+
+def _given(info: TeacherInfo, architecture: str, weights: Path | None, folder: Path) -> Vit:
+    """The model with weights that are kept elsewhere, if they are those that the store was made with."""
+    wanted = f"{info.name} ({info.weights}; hash {info.weights_sha256})"
+    if weights is None:
+        raise WeightsError(
+            f"the store was made without its teacher's weights, so {folder} has none; give those of {wanted} "
+            "with load_teacher(folder, weights=FILE)"
+        )
+    vit = fitted_from(architecture, weights)
+    if (found := tensors_sha256(vit.state_dict())) != info.weights_sha256:
+        raise WeightsError(f"{weights} holds other weights (hash {found}) than the store's, {wanted}")
+    return vit

@@ -1,7 +1,12 @@
-"""A teacher's two files, as they travel with a store: `model.safetensors` and `config.json`.
+"""A teacher's files, as they travel with a store.
 
-The weights are kept at their native position grid, so that the same teacher gives the same bytes at every
-input size. Reading checks them against the hash in `config.json` before a model is made from them.
+    config.json                 who it is, its preprocessing, and what the other files hold
+    model.safetensors           the weights under timm's names, at their native position grid
+    rotary.safetensors          `sin`, `cos` (1 or blocks, 1 or heads, patches, head width); see `rotary.py`
+
+The weights are the same bytes at every input size; they may be left out, and then `config.json` says by their
+hash which they are. Only teachers with rotary positions have the third file, made for the input size of the
+store. Reading checks both against the hashes in `config.json` before a model is made from them.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -18,66 +24,107 @@ from torch import Tensor
 from activault.store.errors import WeightsError
 from activault.store.provenance import Preprocessing, TeacherInfo
 
-from .weights import read_tensors, tensors_sha256
+from .rotary import Pairs, RotaryTables
+from .weight_files import read_tensors
+from .weights import tensors_sha256
 
 __all__ = ["TeacherFiles", "read_teacher", "write_teacher"]
+
+CONFIG: Final = "config.json"
+WEIGHTS: Final = "model.safetensors"
+ROTARY: Final = "rotary.safetensors"
 
 
 @dataclass(frozen=True)
 class TeacherFiles:
-    """What the two files hold."""
+    """What the files hold."""
 
     info: TeacherInfo
     preprocessing: Preprocessing
     native_size: tuple[int, int]
     """Height and width in pixels that the position grid of the weights stands for."""
-    tensors: dict[str, Tensor]
-    """The weights under timm's names."""
+    tensors: dict[str, Tensor] | None
+    """The weights under timm's names; None where they were left out."""
+    activation: str | None = None
+    """transformers' word for the activation of a plain MLP; None is the architecture's own."""
+    rotary: RotaryTables | None = None
+    """None for a teacher without rotary positions."""
 
 
 def write_teacher(files: TeacherFiles, folder: Path) -> None:
-    """Write both files into an existing folder.
+    """Write the files into an existing folder.
 
     Raises:
         OSError: they cannot be written.
     """
-    try:
-        save_file(files.tensors, folder / "model.safetensors")
-        (folder / "model.safetensors").chmod(
-            0o644
-        )  # it is written for the owner alone, and stores are shared
-    except SafetensorError as exc:  # how that library tells of a full disk
-        raise OSError(f"model.safetensors: {exc}") from exc
-    config = {
+    config: dict[str, Any] = {
         "info": files.info.model_dump(mode="json"),
         "preprocessing": files.preprocessing.model_dump(mode="json"),
         "native_size": list(files.native_size),
+        "activation": files.activation,
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    if files.tensors is not None:
+        _save(files.tensors, folder / WEIGHTS)
+    else:
+        config["weights"] = "left out"
+    if files.rotary is not None:
+        tables = {"sin": files.rotary.sin, "cos": files.rotary.cos}
+        _save(tables, folder / ROTARY)
+        config["rotary"] = {"pairs": files.rotary.pairs, "sha256": tensors_sha256(tables)}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path)
+    except SafetensorError as exc:  # how that library tells of a full disk
+        raise OSError(f"{path.name}: {exc}") from exc
+    path.chmod(0o644)  # it is written for the owner alone, and stores are shared
 
 
 def read_teacher(folder: Path) -> TeacherFiles:
-    """Both files, checked against each other.
+    """The files, checked against each other.
 
     Raises:
         WeightsError: they are absent, damaged or altered.
     """
-    path = folder / "config.json"
+    path = folder / CONFIG
     try:
         config = json.loads(path.read_text())
         info = TeacherInfo.model_validate(config["info"])
         preprocessing = Preprocessing.model_validate(config["preprocessing"])
         height, width = map(int, config["native_size"])
-    except (OSError, ValidationError, ValueError, KeyError, TypeError) as exc:
+        left_out = config.get("weights") == "left out"
+        activation = config.get("activation")
+        rotary = config.get("rotary")
+        pairs: Pairs = "neighbours" if rotary and rotary["pairs"] == "neighbours" else "halves"
+        rotary_sha256 = rotary["sha256"] if rotary else ""
+    except (OSError, ValidationError, ValueError, KeyError, TypeError, AttributeError) as exc:
         reason = str(exc).splitlines()[0]
         raise WeightsError(
             f"{path} does not describe a teacher ({type(exc).__name__}: {reason}); restore it from a copy of "
             "the store"
         ) from exc
-    tensors = read_tensors(folder / "model.safetensors")
-    if tensors_sha256(tensors) != info.weights_sha256:
+    tensors = None if left_out else _checked(folder / WEIGHTS, info.weights_sha256)
+    tables = _checked(folder / ROTARY, rotary_sha256) if rotary else None
+    if tables is not None and (tables.keys() != {"sin", "cos"} or any(t.ndim != 4 for t in tables.values())):
+        raise WeightsError(f"{folder / ROTARY} does not hold tables of sines and cosines")
+    return TeacherFiles(
+        info=info,
+        preprocessing=preprocessing,
+        native_size=(height, width),
+        tensors=tensors,
+        activation=activation,
+        rotary=None if tables is None else RotaryTables(sin=tables["sin"], cos=tables["cos"], pairs=pairs),
+    )
+
+
+def _checked(path: Path, sha256: str) -> dict[str, Tensor]:
+    tensors = read_tensors(path)
+    if tensors_sha256(tensors) != sha256:
+        what = "weights" if path.name == WEIGHTS else "tables"
         raise WeightsError(
-            f"the weights in {folder} are not those its config.json names; restore them from a copy of the "
-            "store"
+            f"the {what} in {path.parent} are not those its config.json names; restore them from a copy of "
+            "the store"
         )
-    return TeacherFiles(info=info, preprocessing=preprocessing, native_size=(height, width), tensors=tensors)
+    return tensors

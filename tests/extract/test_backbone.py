@@ -123,10 +123,11 @@ def test_mean_and_std_are_those_of_the_weights_that_the_name_tags() -> None:
         ("vit_small_patch14_dinov2.meta", r"nearest names: .*vit_small_patch14_dinov2\.lvd142m"),
         ("hf-hub:someone/model", "timm has no model"),
         ("dem", "nearest names: demo"),
-        ("eva02_small_patch14_224", "take rotary positions beside the tokens, which is not supported yet"),
-        ("vit_small_patch16_dinov3", "take rotary positions"),
-        ("resnet50", "'resnet50' is not a plain ViT; choose one, such as"),
-        ("deit_small_distilled_patch16_224", "is a VisionTransformerDistilled, not a plain ViT"),
+        ("resnet50", "'resnet50' is not a plain ViT; the nearest that works is vit_base_patch14_reg4_dinov2"),
+        ("deit_small_distilled_patch16_224", "distillation token .* works is deit_small_patch16_224"),
+        ("flexivit_large.1200ep_in1k", "is a FlexiViT, .* works is vit_large_"),
+        ("naflexvit_base_patch16_siglip", "is not a plain ViT; .* works is vit_base_patch16_siglip"),
+        ("beit_base_patch16_224", "is not a plain ViT"),
     ],
 )
 def test_names_that_cannot_be_used(name: str, message: str) -> None:

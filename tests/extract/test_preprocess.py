@@ -9,14 +9,21 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import transforms
 
-from activault.extract.preprocess import default_resize, plan_preprocessing, to_pixels
+from activault.extract.preprocess import (
+    PreprocessingRequest,
+    TeacherRules,
+    default_resize,
+    plan_preprocessing,
+    to_pixels,
+)
 from activault.store.provenance import Preprocessing
 
 CAP = 1 << 26
+HALF = TeacherRules(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
 def plan(size: tuple[int, int], resize: int | None = None) -> Preprocessing:
-    return plan_preprocessing(size, resize, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    return plan_preprocessing(size, HALF, PreprocessingRequest(resize=resize))
 
 
 @pytest.mark.parametrize(("size", "resize"), [((224, 224), 256), ((98, 98), 112), ((28, 42), 32)])

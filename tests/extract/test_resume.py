@@ -121,10 +121,10 @@ def named(monkeypatch: pytest.MonkeyPatch, tiny: Backbone, options: ExtractOptio
 
 
 def load_vit(tiny: Backbone) -> Any:
-    from activault.extract.backbone import _build
+    from activault.extract.architectures import build
     from activault.extract.weights import assign
 
-    vit = _build("test_vit")
+    vit = build("test_vit")
     assign(vit, tiny.tensors(), "")
     return vit
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from activault.extract import weights as module
 from activault.extract.backbone import load_backbone
-from activault.extract.weights import cache_folder, demo_tensors, position_side, read_tensors, tensors_sha256
+from activault.extract.weight_files import read_tensors
+from activault.extract.weights import cache_folder, demo_tensors, position_side, tensors_sha256
 from activault.store import WeightsError
 
 

@@ -1,0 +1,322 @@
+"""Every family of teachers, on random weights: layers are timm's own, and blocks stand by themselves."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from activault.extract.architectures import architecture_of, build, license_of
+from activault.extract.backbone import Backbone, load_backbone, load_teacher, save_teacher
+from activault.extract.rotary import RotaryTables
+from activault.store import WeightsError
+from activault.train.blocks import RecurrentBlock
+from activault.train.teacher_init import plain_width, teacher_tensors
+
+FAMILIES = {
+    "dinov2": ("vit_base_patch14_dinov2", 14, (1, 0)),
+    "dinov2-registers": ("vit_base_patch14_reg4_dinov2", 14, (1, 4)),
+    "dinov3": ("vit_base_patch16_dinov3", 16, (1, 4)),
+    "dinov3-biases": ("vit_base_patch16_dinov3_qkvb", 16, (1, 4)),
+    "siglip2": ("vit_base_patch16_siglip_224.v2_webli", 16, (0, 0)),
+    "clip": ("vit_base_patch16_clip_quickgelu_224.openai", 16, (1, 0)),
+    "mae": ("vit_base_patch16_224.mae", 16, (1, 0)),
+    "deit3": ("deit3_base_patch16_224", 16, (1, 0)),
+    "augreg": ("vit_base_patch16_224.augreg_in21k", 16, (1, 0)),
+    "eva02": ("eva02_base_patch14_224", 14, (1, 0)),
+    "eva02-fused": ("eva02_small_patch14_224", 14, (1, 0)),
+    "eva02-clip": ("eva02_base_patch16_clip_224", 16, (1, 0)),
+    "rope-per-block": ("vit_base_patch16_rope_mixed_224", 16, (1, 0)),
+}
+ROTARY = ("dinov3", "dinov3-biases", "eva02", "eva02-fused", "eva02-clip", "rope-per-block")
+PARTS = {
+    "dinov2": ("vit_{}_patch14_dinov2", ("small", "base", "large")),
+    "dinov2-registers": ("vit_{}_patch14_reg4_dinov2", ("small", "base", "large")),
+    "dinov3": ("vit_{}_patch16_dinov3", ("small", "base", "large")),
+    "siglip2": ("vit_{}_patch16_siglip_256", ("base", "large")),
+    "clip-base": ("vit_{}_patch16_clip_224", ("base",)),
+    "clip-large": ("vit_{}_patch14_clip_224", ("large",)),
+    "mae": ("vit_{}_patch16_224.mae", ("base", "large")),
+    "deit3": ("deit3_{}_patch16_224", ("small", "base", "large")),
+    "augreg": ("vit_{}_patch16_224.augreg_in21k", ("small", "base", "large")),
+    "eva02": ("eva02_{}_patch14_224", ("small", "base", "large")),
+}
+SIZES = {"small": (12, 384, 6), "base": (12, 768, 12), "large": (24, 1024, 16)}
+"""Blocks, width and heads, as the papers have them."""
+
+
+def images(backbone: Backbone, count: int = 2) -> Tensor:
+    size = (count, 3, *backbone.preprocessing.image_size)
+    return torch.randn(size, generator=torch.Generator().manual_seed(1))
+
+
+@torch.inference_mode()
+def timms_layers(backbone: Backbone, batch: Tensor) -> list[Tensor]:
+    """Layers 1 on as timm gives them, its own order of tokens."""
+    options = {"output_fmt": "NLC", "norm": False, "intermediates_only": True}
+    if not backbone.vit.num_prefix_tokens:
+        return list(backbone.vit.forward_intermediates(batch, **options))
+    given = backbone.vit.forward_intermediates(batch, return_prefix_tokens=True, **options)
+    return [torch.cat([prefix, patches], dim=1) for patches, prefix in given]
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize("scale", [(0, 0), (3, 3), (2, 5)], ids=["native", "other", "not-square"])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_layers_are_timms_own_bit_for_bit(family: str, scale: tuple[int, int]) -> None:
+    name, patch, prefix = FAMILIES[family]
+    native = tuple(build(architecture_of(name)).patch_embed.img_size)
+    size = (scale[0] * patch, scale[1] * patch) if scale[0] else native
+    backbone = load_backbone(name, image_size=size, random_seed=0)
+    layout = backbone.layout
+    assert (layout.num_cls, layout.num_registers) == prefix
+    assert layout.grid == (size[0] // patch, size[1] // patch)
+    batch = images(backbone)
+    ours = dict(backbone.layers(batch, range(backbone.num_blocks + 1)))
+    assert ours[0].shape == (2, layout.num_tokens, backbone.dim)
+    for layer, tokens in enumerate(timms_layers(backbone, batch), start=1):
+        assert torch.equal(ours[layer], tokens)
+        assert torch.equal(backbone.blocks[layer - 1](ours[layer - 1]), tokens)
+        assert tokens.isfinite().all()
+    assert torch.equal(backbone.norm(ours[layer]), backbone.vit.forward_features(batch))
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_row_is_the_same_wherever_it_stands_in_the_batch(family: str) -> None:
+    name, patch, _ = FAMILIES[family]
+    backbone = load_backbone(name, image_size=(2 * patch, 3 * patch), random_seed=0)
+    batch, order = images(backbone, 4), torch.tensor([2, 0, 3, 1])
+    for (_, once), (_, again) in zip(
+        backbone.layers(batch, range(4)), backbone.layers(batch[order], range(4)), strict=True
+    ):
+        assert torch.equal(once[order], again)
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_tokens_stand_in_the_stores_order(family: str) -> None:
+    """CLS, registers, patches: told apart by giving each kind a value of its own."""
+    name, patch, (num_cls, num_registers) = FAMILIES[family]
+    backbone = load_backbone(name, image_size=(2 * patch, 3 * patch), random_seed=0)
+    vit = backbone.vit
+    for parameter in (vit.pos_embed, vit.patch_embed.proj.weight, vit.patch_embed.proj.bias):
+        if parameter is not None:
+            parameter.zero_()
+    vit.norm_pre = torch.nn.Identity()
+    if num_cls:
+        vit.cls_token.fill_(1)
+    if num_registers:
+        vit.reg_token.fill_(2)
+    tokens = backbone.embed(images(backbone, 1))[0, :, 0].tolist()
+    assert tokens == [1.0] * num_cls + [2.0] * num_registers + [0.0] * 6
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_teacher_comes_back_from_its_files(family: str, tmp_path: Path) -> None:
+    name, patch, _ = FAMILIES[family]
+    backbone = load_backbone(name, image_size=(2 * patch, 3 * patch), random_seed=0)
+    save_teacher(backbone, tmp_path)
+    assert (tmp_path / "rotary.safetensors").is_file() == (family in ROTARY)
+    again, batch = load_teacher(tmp_path), images(backbone)
+    assert (again.info, again.layout) == (backbone.info, backbone.layout)
+    for (_, ours), (_, theirs) in zip(
+        again.layers(batch, range(4)), backbone.layers(batch, range(4)), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_the_real_sizes(family: str) -> None:
+    """The models that timm registers, built without memory."""
+    pattern, sizes = PARTS[family]
+    for size in sizes:
+        vit = build(architecture_of(pattern.format(size)))
+        assert (len(vit.blocks), vit.embed_dim, vit.blocks[0].attn.num_heads) == SIZES[size]
+
+
+@pytest.mark.parametrize(
+    ("name", "license_"),
+    [
+        ("vit_base_patch14_dinov2.lvd142m", "Apache-2.0"),
+        ("vit_base_patch16_224.mae", "CC-BY-NC-4.0"),
+        ("eva02_base_patch14_224.mim_in22k", "MIT"),
+        ("vit_base_patch16_siglip_224.v2_webli", "Apache-2.0"),
+    ],
+)
+def test_licences_are_those_that_timm_records(name: str, license_: str) -> None:
+    assert license_of(name) == license_
+
+
+def test_dinov3_has_a_licence_of_its_own() -> None:
+    assert "dinov3" in license_of("vit_base_patch16_dinov3.lvd1689m")
+
+
+def turned(x: Tensor, tables: RotaryTables, block: int) -> Tensor:
+    """Rotary positions as `rotary.py` words them, from the files alone."""
+    sin, cos = (table[block if len(table) > 1 else 0] for table in (tables.sin, tables.cos))
+    if tables.pairs == "halves":
+        first, second = x.chunk(2, dim=-1)
+        rotated = torch.cat([-second, first], dim=-1)
+    else:
+        rotated = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    return x * cos + rotated * sin
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize("family", ["dinov3", "eva02-fused", "rope-per-block"])
+@torch.inference_mode()
+def test_the_tables_are_enough_to_run_attention_without_timm(family: str) -> None:
+    name, patch, _ = FAMILIES[family]
+    backbone = load_backbone(name, image_size=(2 * patch, 3 * patch), random_seed=0)
+    tables = backbone.rotary
+    assert tables is not None
+    assert tables.sin.shape[2:] == (6, 16)
+    prefix, x = backbone.vit.num_prefix_tokens, torch.randn(2, backbone.layout.num_tokens, 32)
+    for number, block in enumerate(backbone.blocks):
+        attention = block.block.attn
+        qkv = attention.qkv(x)
+        if getattr(attention, "q_bias", None) is not None:
+            qkv = qkv + torch.cat([attention.q_bias, torch.zeros(32), attention.v_bias])
+        query, key, value = qkv.view(2, -1, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        query, key = (
+            torch.cat([part[:, :, :prefix], turned(part[:, :, prefix:], tables, number)], dim=2)
+            for part in (query, key)
+        )
+        heads = torch.softmax(query @ key.transpose(-1, -2) / 4, dim=-1) @ value
+        ours = attention.proj(heads.transpose(1, 2).reshape(2, -1, 32))
+        theirs = attention(x, rope=block.rotary)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def rotary_files(small_models: None, tmp_path: Path) -> Path:
+    save_teacher(load_backbone("vit_base_patch16_dinov3", image_size=(32, 48), random_seed=0), tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("flipped", r"the tables in .* are not those its config\.json names"),
+        ("gone", "there is no weights file"),
+        ("other-grid", "not those of vit_base_patch16_dinov3 at 32 x 48 pixels"),
+        ("other-pairs", "not those of vit_base_patch16_dinov3"),
+        ("other-names", "does not hold tables"),
+    ],
+)
+def test_damaged_tables_are_refused(rotary_files: Path, damage: str, message: str) -> None:
+    path, config = rotary_files / "rotary.safetensors", rotary_files / "config.json"
+    tables = load_file(path)
+    if damage == "flipped":
+        save_file({**tables, "sin": tables["sin"] + 1}, path)
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "other-pairs":
+        config.write_text(config.read_text().replace('"halves"', '"neighbours"'))
+    else:
+        from activault.extract.weights import tensors_sha256
+
+        old = tensors_sha256(tables)
+        if damage == "other-grid":
+            tables = {name: table.flip(2).contiguous() for name, table in tables.items()}
+        else:
+            tables = {"sin": tables["sin"], "tan": tables["cos"]}
+        save_file(tables, path)
+        config.write_text(config.read_text().replace(old, tensors_sha256(tables)))
+    with pytest.raises(WeightsError, match=message):
+        load_teacher(rotary_files)
+
+
+def test_tables_of_a_last_digit_apart_are_the_stores_own(rotary_files: Path) -> None:
+    """Sines of another machine: what is in the files was used, so it is used again."""
+    from activault.extract.weights import tensors_sha256
+
+    path, config = rotary_files / "rotary.safetensors", rotary_files / "config.json"
+    tables = load_file(path)
+    moved = {name: table + 1e-7 for name, table in tables.items()}
+    save_file(moved, path)
+    config.write_text(config.read_text().replace(tensors_sha256(tables), tensors_sha256(moved)))
+    again = load_teacher(rotary_files)
+    assert again.rotary is not None
+    assert torch.equal(again.rotary.sin, moved["sin"])
+
+
+@pytest.mark.usefixtures("small_models")
+def test_blocks_can_be_trained_through_and_copied() -> None:
+    """Training and interventions call them with gradients on tokens, on their own copies."""
+    backbone = load_backbone("vit_base_patch16_dinov3", image_size=32, random_seed=0)
+    block = copy.deepcopy(backbone.blocks[0]).requires_grad_(True)
+    tokens = torch.randn(1, backbone.layout.num_tokens, 32, requires_grad=True)
+    block(tokens).sum().backward()
+    assert tokens.grad is not None
+    assert all(parameter.grad is not None for parameter in block.parameters())
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize("family", [*ROTARY, "clip"])
+def test_what_raptors_block_cannot_copy_it_refuses(family: str) -> None:
+    from activault.store import ConfigError
+
+    name, patch, _ = FAMILIES[family]
+    blocks = list(load_backbone(name, image_size=2 * patch, random_seed=0).blocks)
+    own = RecurrentBlock(32, 2, mlp_width=plain_width(blocks), eps=1e-5)
+    with pytest.raises(ConfigError, match="init = 'random'"):
+        teacher_tensors(blocks[0], own, 1e-5)
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize("biased", [False, True], ids=["zero", "not-zero"])
+def test_metas_dinov3_files(biased: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under Meta's names: storage tokens, one bias for queries, keys and values, masks beside it."""
+    teacher = load_backbone("vit_base_patch16_dinov3", image_size=32, random_seed=0)
+    theirs = {}
+    for name, tensor in teacher.tensors().items():
+        name = name.replace("reg_token", "storage_tokens")
+        theirs[name.replace("gamma_1", "ls1.gamma").replace("gamma_2", "ls2.gamma")] = tensor
+    for block in range(3):
+        theirs[f"blocks.{block}.attn.qkv.bias"] = torch.full((96,), float(biased))
+        theirs[f"blocks.{block}.attn.qkv.bias_mask"] = torch.ones(96)
+    theirs |= {"mask_token": torch.zeros(1, 32), "rope_embed.periods": torch.ones(4)}
+    torch.save(theirs, tmp_path / "meta.pth")
+    if biased:
+        with pytest.raises(WeightsError, match="take vit_base_patch16_dinov3_qkvb"):
+            load_backbone("vit_base_patch16_dinov3", image_size=32, weights=tmp_path / "meta.pth")
+    else:
+        loaded = load_backbone("vit_base_patch16_dinov3", image_size=32, weights=tmp_path / "meta.pth")
+        assert loaded.info.weights_sha256 == teacher.info.weights_sha256
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("small_models")
+def test_patches_of_another_size_are_not_resampled_in_silence(tmp_path: Path) -> None:
+    save_teacher(load_backbone("vit_base_patch16_224", image_size=32, random_seed=0), tmp_path)
+    with pytest.raises(WeightsError, match=r"its patches are \(16, 16\) pixels, and here \(8, 8\)"):
+        load_backbone("vit_base_patch8_224", image_size=32, weights=tmp_path / "model.safetensors")
+
+
+@pytest.mark.usefixtures("small_models")
+def test_a_teachers_weights_can_be_left_out(tmp_path: Path) -> None:
+    whole, bare, elsewhere = (tmp_path / name for name in ("whole", "bare", "elsewhere"))
+    for folder in (whole, bare, elsewhere):
+        folder.mkdir()
+    backbone = load_backbone("vit_base_patch16_dinov3", image_size=32, random_seed=0)
+    save_teacher(backbone, whole)
+    save_teacher(backbone, bare, weights=False)
+    assert sorted(path.name for path in bare.iterdir()) == ["config.json", "rotary.safetensors"]
+    with pytest.raises(WeightsError, match=r"made without its teacher's weights, .* \(random, seed 0; hash "):
+        load_teacher(bare)
+    again = load_teacher(bare, weights=whole / "model.safetensors")
+    assert (again.info, again.preprocessing) == (backbone.info, backbone.preprocessing)
+    save_teacher(load_backbone("vit_base_patch16_dinov3", image_size=32, random_seed=1), elsewhere)
+    with pytest.raises(WeightsError, match=r"holds other weights \(hash .*\) than the store's, vit_base_"):
+        load_teacher(bare, weights=elsewhere / "model.safetensors")
