@@ -12,12 +12,13 @@ from __future__ import annotations
 import fnmatch
 import glob
 import io
+import itertools
+import math
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -128,29 +129,26 @@ def expand_braces(text: str) -> list[str]:
     Raises:
         ConfigError: a brace has neither a range nor a comma, or there are too many names.
     """
-    names = list(islice(_expanded(text), MAX_FILES + 1))
-    if len(names) > MAX_FILES:
+    parts = _BRACES.split(text)  # plain text and what stands in braces, in turn
+    choices = [_choices(part, text) for part in parts[1::2]]
+    if math.prod(len(each) for each in choices) > MAX_FILES:
         raise ConfigError(f"a source has at most {MAX_FILES} files; {text!r} names more")
-    return names
+    return [
+        "".join(part for pair in zip(parts[::2], (*chosen, ""), strict=True) for part in pair)
+        for chosen in itertools.product(*choices)
+    ]
 
 
-def _expanded(text: str) -> Iterator[str]:
-    found = _BRACES.search(text)
-    if found is None:
-        yield text
-        return
-    span = _RANGE.fullmatch(found[1])
-    if span is None and "," not in found[1]:
-        raise ConfigError(f"braces hold a range such as {{000..127}} or names with commas; got {text!r}")
-    if span is not None:
-        width, first, last = len(span[1]), int(span[1]), int(span[2])
-        if last < first:
-            raise ConfigError(f"a brace range ascends; got {found[0]!r}")
-        parts: Any = (f"{number:0{width}d}" for number in range(first, last + 1))
-    else:
-        parts = found[1].split(",")
-    for part in parts:
-        yield from _expanded(text[: found.start()] + part + text[found.end() :])
+def _choices(inside: str, text: str) -> list[str]:
+    span = _RANGE.fullmatch(inside)
+    if span is None:
+        if "," not in inside:
+            raise ConfigError(f"braces hold a range such as {{000..127}} or names with commas; got {text!r}")
+        return inside.split(",")
+    width, first, last = len(span[1]), int(span[1]), int(span[2])
+    if last < first or last - first >= MAX_FILES:
+        raise ConfigError(f"a brace range ascends, to at most {MAX_FILES} files; got {text!r}")
+    return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
 
 def _is_there(path: str) -> bool:

@@ -21,9 +21,9 @@ from activault.store.errors import ImageSourceError
 from activault.store.files import atomic_write, canonical_json, xxh3
 from activault.store.remote import Remote
 
+from .cache import cache_folder
 from .places import SourceFile, reading
 from .tar_members import Member, TarScan
-from .weights import cache_folder
 
 __all__ = ["INDEX_SCHEMA", "Advance", "TarIndex", "index_tar"]
 

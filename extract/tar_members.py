@@ -53,6 +53,8 @@ class _Extra:
     target: bytes | None = None
     size: int | None = None
     is_sparse: bool = False
+    own_name: bytes | None = None
+    """Of a sparse file, whose header has another."""
 
 
 class TarScan:
@@ -78,7 +80,7 @@ class TarScan:
             block = self._read(at, BLOCK)
             if len(block) < BLOCK or not block.strip(b"\0"):
                 if at == 0 and self._size < BLOCK:
-                    raise ImageSourceError(f"{self._what} is no tar: it has {self._size} bytes")
+                    raise self._none(block, f"it has {self._size} bytes")
                 self.fault = self._end(at, block)
                 return
             try:
@@ -121,7 +123,8 @@ class TarScan:
                 if len(further) < BLOCK:
                     raise _BadHeaderError("cut off in a sparse file's map")
                 more, offset = further[504] != 0, offset + BLOCK
-        name = _text_of(extra.name if extra.name is not None else _name(block))
+        told_name = extra.name if extra.own_name is None else extra.own_name
+        name = _text_of(_name(block) if told_name is None else told_name)
         target = _text_of(extra.target if extra.target is not None else _until_nul(block[157:257]))
         has_data = kind not in b"123456"
         following = offset + (_padded(size) if has_data else 0)
@@ -149,14 +152,17 @@ class TarScan:
 
     def _damaged(self, at: int, block: bytes, exc: _BadHeaderError) -> str:
         if at == 0:
-            packed = next((name for magic, name in _COMPRESSED.items() if block.startswith(magic)), None)
-            if packed:
-                raise ImageSourceError(
-                    f"{self._what} is compressed ({packed}), so that its images cannot be read one by one; "
-                    "unpack it to a plain .tar"
-                ) from exc
-            raise ImageSourceError(f"{self._what} is no tar: {exc}") from exc
+            raise self._none(block, str(exc)) from exc
         return f"{self._what} is damaged at byte {at} ({exc}): members after it are not read"
+
+    def _none(self, block: bytes, why: str) -> ImageSourceError:
+        packed = next((name for magic, name in _COMPRESSED.items() if block.startswith(magic)), None)
+        if packed is None:
+            return ImageSourceError(f"{self._what} is no tar: {why}")
+        return ImageSourceError(
+            f"{self._what} is compressed ({packed}), so that its images cannot be read one by one; unpack it "
+            "to a plain .tar"
+        )
 
 
 def _padded(size: int) -> int:
@@ -181,7 +187,7 @@ def _number(field: bytes) -> int:
         return int.from_bytes(field[1:], "big") - (256 ** (len(field) - 1) if field[0] == 0xFF else 0)
     digits = _until_nul(field).strip()
     if not re.fullmatch(rb"[0-7]*", digits):
-        raise _BadHeaderError("a number is none")
+        raise _BadHeaderError("a header's number is none")
     return int(digits or b"0", 8)
 
 
@@ -217,6 +223,8 @@ def _note(extra: _Extra, kind: bytes, text: bytes) -> None:
                 extra.size = int(value)
             elif key.startswith(b"GNU.sparse."):
                 extra.is_sparse = True
+                if key == b"GNU.sparse.name":
+                    extra.own_name = value
 
 
 def _pax_records(text: bytes) -> Iterator[tuple[bytes, bytes]]:
