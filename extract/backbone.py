@@ -41,7 +41,7 @@ from .architectures import (
     teacher_rules,
 )
 from .fitting import fitted, fitted_from
-from .preprocess import PreprocessingRequest, RuleSet, checked_size, plan_preprocessing
+from .preprocess import PreprocessingRequest, checked_size, plan_preprocessing
 from .rotary import RotaryTables, rotary_blocks
 from .teacher_files import TeacherFiles, read_teacher, write_teacher
 from .weights import DEMO_ARCHITECTURE, DEMO_SOURCE, assign, demo_tensors, hub_source, tensors_sha256
@@ -180,11 +180,8 @@ def load_backbone(
     *,
     weights: Path | None = None,
     image_size: int | tuple[int, int] = 224,
-    preprocessing: RuleSet = "reference",
     resize: int | None = None,
-    interpolation: str | None = None,
-    crop_mode: str | None = None,
-    orientation: str = "stored",
+    request: PreprocessingRequest | None = None,
     random_seed: int | None = None,
 ) -> Backbone:
     """A teacher by timm's name (a `.tag` picks timm's weights and their mean and std), or `demo`.
@@ -194,11 +191,8 @@ def load_backbone(
         weights: a `.safetensors`, `.pth` or `.bin` file, or a folder of transformers, in the naming of timm,
             Meta, OpenCLIP or transformers; without it timm's hub is asked.
         image_size: side of the input in pixels, or its height and width; multiples of the patch.
-        preprocessing: whose rules prepare an image: the reference's, or the teacher's as timm records them.
-        resize: shorter side before the crop; None follows from the rules, as do the next two.
-        interpolation: such as `bicubic`.
-        crop_mode: `center`, `squash` or `border`.
-        orientation: recorded in `preprocessing`.
+        resize: shorter side before the crop; None follows from the rules.
+        request: whose rules prepare an image, and what else is asked for; None is the reference's rules.
         random_seed: random weights instead of any file.
 
     Raises:
@@ -211,13 +205,9 @@ def load_backbone(
         raise ConfigError("give either a weights file or a random seed, not both")
     architecture = architecture_of(DEMO_ARCHITECTURE if name == "demo" else name)
     size = checked_size(image_size, tuple(build(architecture).patch_embed.patch_size))
-    request = PreprocessingRequest(
-        rules=preprocessing,
-        resize=resize,
-        interpolation=interpolation,
-        crop_mode=crop_mode,
-        orientation=orientation,
-    )
+    if request is not None and resize is not None:
+        raise ConfigError("a resize is said once: beside the request or in it")
+    request = request or PreprocessingRequest(resize=resize)
     plan = plan_preprocessing(size, teacher_rules(architecture if name == "demo" else name), request)
     license_ = "unknown"
     if random_seed is not None:

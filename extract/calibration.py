@@ -18,12 +18,14 @@ import torch
 
 from activault.store import ImageSourceError, NonFiniteError
 from activault.store.errors import PrecisionError
+from activault.store.layout import TokenLayout
 from activault.store.manifest import Quantisation
 from activault.store.quantise import PatchMoments
 
 from .backbone import Backbone
 from .capture import Decoded, exact_arithmetic
 from .decode import quiet_decoders
+from .tokens import kept_tokens
 
 __all__ = ["CALIBRATION_ROWS", "calibrate"]
 
@@ -43,6 +45,7 @@ def calibrate(
     *,
     num_rows: int,
     layers: Collection[int],
+    layout: TokenLayout,
     seed: int,
     workers: int,
 ) -> tuple[Quantisation, ...]:
@@ -53,6 +56,7 @@ def calibrate(
         decode: a row's pixels; called in `workers` threads.
         num_rows: rows of the store.
         layers: layers that are kept.
+        layout: tokens that are kept.
         seed: of the choice of rows.
         workers: decoding threads.
 
@@ -66,7 +70,7 @@ def calibrate(
     images = islice(_good(decode, rows, workers), CALIBRATION_ROWS)
     with quiet_decoders(), exact_arithmetic(), torch.inference_mode():
         while batch := list(islice(images, _BATCH)):
-            _add(backbone, np.stack(batch), moments)
+            _add(backbone, np.stack(batch), layout, moments)
     if not all(map(len, moments.values())):
         raise ImageSourceError(f"none of the {num_rows} images could be decoded")
     return tuple(_quantisation(layer, gathered, num_rows) for layer, gathered in moments.items())
@@ -81,11 +85,13 @@ def _good(decode: Callable[[int], Decoded], rows: Rows, workers: int) -> Iterato
                     yield decoded.pixels
 
 
-def _add(backbone: Backbone, pixels: Pixels, moments: Mapping[int, PatchMoments]) -> None:
-    span = backbone.layout.span("patches")
+def _add(
+    backbone: Backbone, pixels: Pixels, layout: TokenLayout, moments: Mapping[int, PatchMoments]
+) -> None:
+    span = layout.span("patches")
     for layer, tokens in backbone.layers(backbone.prepare(torch.from_numpy(pixels)), moments.keys()):
         try:
-            moments[layer].add(tokens[:, span].float().cpu().numpy())
+            moments[layer].add(kept_tokens(tokens, layout)[:, span].float().cpu().numpy())
         except NonFiniteError as exc:
             raise NonFiniteError(
                 f"layer {layer}, patches: {exc}; check the teacher's weights and its precision"

@@ -35,6 +35,7 @@ from activault.store.samples import NO_CONTENT
 
 from .backbone import Backbone
 from .decode import BadImage, quiet_decoders
+from .tokens import kept_tokens
 
 __all__ = ["Decoded", "Progress", "StallTimes", "capture", "exact_arithmetic", "without_pixels"]
 
@@ -191,7 +192,7 @@ def _forward(
         return
     stacked = torch.from_numpy(np.stack([image for image in pixels if image is not None]))
     for layer, tokens in backbone.layers(backbone.prepare(stacked), manifest.layers):
-        values = _host_values(tokens, manifest.dtype)
+        values = _host_values(kept_tokens(tokens, manifest.layout), manifest.dtype)
         for start, stop in _runs(good):
             buffer.write(layer, offset + good[start], values[start:stop])
 

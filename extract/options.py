@@ -12,6 +12,7 @@ from activault.store.manifest import Compression
 from .budget import parse_budget
 from .decode import MAX_PIXELS, Orientation
 from .order import parse_condition
+from .preprocess import CropMode, Interpolation, PreprocessingRequest, RuleSet
 
 __all__ = ["ExtractOptions", "SourceOptions"]
 
@@ -45,15 +46,25 @@ class ExtractOptions:
     teacher: str
     """timm's name of a ViT (a `.tag` picks its weights), or `demo`."""
     weights: Path | None = None
-    """A `.safetensors` or `.pth` file; without it timm's hub is asked."""
+    """A weights file, or a folder of transformers; without it timm's hub is asked."""
+    teacher_weights: bool = True
+    """Whether the teacher's weights travel with the store; without them their hash alone does."""
     image_size: int | tuple[int, int] = 224
     """Side of the teacher's input in pixels, or its height and width."""
+    preprocessing: RuleSet = "reference"
+    """Whose rules prepare an image: the reference's (bicubic, 256 for 224), or the `teacher`'s own."""
     resize: int | None = None
-    """Shorter side before the centre crop; None is the reference's 256 for 224. The image size: no margin."""
+    """Shorter side before the crop; None follows from the rules. The image size: no margin."""
+    interpolation: Interpolation | None = None
+    """How an image is scaled; None follows from the rules."""
+    crop_mode: CropMode | None = None
+    """`center`, `squash` or `border`; None follows from the rules."""
     layers: str = "all"
     """Layers to keep, such as `0-12` or `0,6,12`; 0 is the embedded input."""
     tokens: str = "all"
     """Token kinds to keep, such as `cls,patches`."""
+    patches: str = "all"
+    """Patches to keep: `all`, `mean`, `every:N` or `random:N`, drawn by the seed."""
     dtype: StoredDtype = "bfloat16"
     """Precision of the stored values; int8 is for patches, within an R2 of 0.999 in every layer."""
     compression: Compression = "blosc"
@@ -73,7 +84,7 @@ class ExtractOptions:
     order: Literal["shuffled", "kept"] = "shuffled"
     """Order of the rows: drawn by the seed, or the source's own."""
     seed: int = 0
-    """Seed of the order of the rows."""
+    """Seed of the order of the rows, and of `random:N` patches."""
     limit: int | None = None
     """Keep the first so many rows of that order."""
     orientation: Orientation = "stored"
@@ -94,6 +105,7 @@ class ExtractOptions:
         for name, count in (counts | {"limit": self.limit, "max_pixels": self.max_pixels}).items():
             if count is not None and count < 1:
                 raise ConfigError(f"{name} is at least 1; got {count}")
+        _ = self.request
         if self.seed < 0:
             raise ConfigError(f"seed is at least 0; got {self.seed}")
         if self.dtype == "bfloat16" and self.compression == "none":
@@ -103,6 +115,17 @@ class ExtractOptions:
         parse_budget(self.max_bad, 1)
         for condition in self.where:
             parse_condition(condition)
+
+    @property
+    def request(self) -> PreprocessingRequest:
+        """What is asked for of the images' preparation."""
+        return PreprocessingRequest(
+            rules=self.preprocessing,
+            resize=self.resize,
+            interpolation=self.interpolation,
+            crop_mode=self.crop_mode,
+            orientation=self.orientation,
+        )
 
     @property
     def input_size(self) -> tuple[int, int]:

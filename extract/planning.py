@@ -6,6 +6,7 @@ decided (its grid, the steps of int8, licence and citation) is kept.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from activault.store import (
     Store,
     StoreMismatchError,
     TokenKind,
+    TokenLayout,
     choose_grid,
     parse_kinds,
     parse_layers,
@@ -26,18 +28,29 @@ from activault.store import (
 from activault.store.creation import is_free
 from activault.store.grid import SHARD_BUFFER_BYTES
 from activault.store.manifest import Detail, Quantisation
+from activault.store.provenance import Preprocessing
 from activault.store.root import read_root
 from activault.store.storage import Folder
 
+from .architectures import activation_of, build, teacher_rules
 from .backbone import Backbone
 from .listing import ImageSource
 from .machine import memory_bytes
 from .options import ExtractOptions
 from .order import Rows, chosen_rows, selection_details
-from .preprocess import default_resize
-from .weights import DEMO_SHA256, DEMO_SOURCE, hub_source
+from .preprocess import plan_preprocessing
+from .tokens import KeptPatches, parse_patches
+from .weights import DEMO_ARCHITECTURE, DEMO_SHA256, DEMO_SOURCE, hub_source
 
-__all__ = ["Planned", "plan_manifest", "plan_table", "planned_at", "refuse_other_request", "row_order"]
+__all__ = [
+    "Planned",
+    "plan_manifest",
+    "plan_table",
+    "planned_at",
+    "planned_layout",
+    "refuse_other_request",
+    "row_order",
+]
 
 Calibrate = Callable[[tuple[int, ...]], tuple[Quantisation, ...]]
 
@@ -71,31 +84,69 @@ def refuse_other_request(
     Versions of timm and torch are left out: they say how it was made, and it is made.
     """
     has = there.manifest
-    resize = options.resize or default_resize(options.input_size)
+    if has.teacher.name != options.teacher:
+        raise _mismatch(there, "teacher", has.teacher.name, options.teacher)
     demo = options.teacher == "demo"
+    patches = parse_patches(options.patches, has.layout.grid, options.seed)
     wanted: dict[str, tuple[object, object]] = {
-        "teacher": (has.teacher.name, options.teacher),
         "weights": (has.teacher.weights, DEMO_SOURCE if demo else hub_source(options.teacher)),
         "weights_sha256": (has.teacher.weights_sha256, DEMO_SHA256 if demo else has.teacher.weights_sha256),
-        "image_size": (has.preprocessing and has.preprocessing.image_size, options.input_size),
-        "resize": (has.preprocessing and has.preprocessing.resize, resize),
+        **_preprocessing_pairs(has.preprocessing, options),
         "layers": (has.layers, parse_layers(options.layers, range(has.teacher.num_blocks + 1))),
         "tokens": (has.kinds, parse_kinds(options.tokens, has.layout)),
+        "patches": (_spoken_patches(has.layout.kept_patches), _spoken_patches(patches)),
         "dtype": (has.dtype, options.dtype),
         "compression": (has.compression, options.compression),
         "license": (has.license, has.license if options.license is None else options.license),
         "citation": (has.citation, has.citation if options.citation is None else options.citation),
         "shard_rows": (has.shard_rows, options.shard_rows or has.shard_rows),
-        "orientation": (has.preprocessing and has.preprocessing.orientation, options.orientation),
         "seed": (has.row_seed, _row_seed(options)),
         "source": (has.source, source.info),
     }
-    for name, value in ({"where": None, "split": None} | _details(options)).items():
-        wanted[name] = (dict(has.details).get(name), value)
     wanted["rows"] = (has.num_rows, len(order))
+    _refuse_other_choice(there, options)
     for field, (old, new) in wanted.items():
         if old != new:
             raise _mismatch(there, field, old, new)
+
+
+def _preprocessing_pairs(
+    has: Preprocessing | None, options: ExtractOptions
+) -> dict[str, tuple[object, object]]:
+    """Each field of the preprocessing, there and as it would be planned now."""
+    rules = teacher_rules(DEMO_ARCHITECTURE if options.teacher == "demo" else options.teacher)
+    wanted = plan_preprocessing(options.input_size, rules, options.request)
+    return {name: (getattr(has, name, None), value) for name, value in wanted}
+
+
+def _spoken_patches(kept: KeptPatches) -> str:
+    """`all`, `mean`, or how many places, and which by a short hash."""
+    if not isinstance(kept, tuple):
+        return kept or "all"
+    return f"{len(kept)} places ({hashlib.sha256(repr(kept).encode()).hexdigest()[:8]})"
+
+
+def planned_layout(backbone: Backbone, options: ExtractOptions) -> TokenLayout:
+    """The tokens of a layer that the store will have.
+
+    Raises:
+        ConfigError: patches are chosen that there are not, or although none are kept.
+    """
+    layout = backbone.layout
+    kept = parse_patches(options.patches, layout.grid, options.seed)
+    if kept is not None and "patches" not in parse_kinds(options.tokens, layout):
+        raise ConfigError(
+            f"patches are {options.patches}, but tokens are {options.tokens}, without patches; keep them too"
+        )
+    return TokenLayout.model_validate(layout.model_dump() | {"kept_patches": kept})
+
+
+def _refuse_other_choice(there: Planned | Store, options: ExtractOptions) -> None:
+    """First what was asked for, since other numbers of rows follow from it."""
+    has = dict(there.manifest.details)
+    for name, value in ({"where": None, "split": None} | _details(options)).items():
+        if has.get(name) != value:
+            raise _mismatch(there, name, has.get(name), value)
 
 
 def row_order(source: ImageSource, options: ExtractOptions) -> Rows:
@@ -118,6 +169,13 @@ def _row_seed(options: ExtractOptions) -> int | None:
 def _details(options: ExtractOptions) -> dict[str, Detail]:
     """What the manifest has no field for."""
     return {"max_pixels": options.max_pixels, **selection_details(options.where, options.split)}
+
+
+def _teacher_details(backbone: Backbone) -> dict[str, Detail]:
+    """What timm's name of the architecture does not say."""
+    own = activation_of(build(backbone.info.architecture))
+    activation = activation_of(backbone.vit)
+    return {} if activation == own else {"activation": activation}
 
 
 def plan_manifest(
@@ -143,9 +201,12 @@ def plan_manifest(
         StoreMismatchError: another store is there (found out here where it saves the calibration).
     """
     there = existing()
+    if there is not None:
+        _refuse_other_choice(there, options)
     layers = parse_layers(options.layers, range(backbone.num_blocks + 1))
-    kinds = parse_kinds(options.tokens, backbone.layout)
-    grid = _grid(num_rows, len(layers), kinds, backbone, options, there)
+    layout = planned_layout(backbone, options)
+    kinds = parse_kinds(options.tokens, layout)
+    grid = _grid(num_rows, len(layers), kinds, layout, backbone.dim, options, there)
     quantisation = _quantisation(layers, kinds, options, existing, calibrate)
     told = {"license": "unknown", "citation": ""}
     if there is not None:
@@ -154,19 +215,19 @@ def plan_manifest(
         num_rows=num_rows,
         layers=layers,
         kinds=kinds,
-        layout=backbone.layout,
+        layout=layout,
         dtype=options.dtype,
         compression=options.compression,
         quantisation=quantisation,
         shard_rows=grid[0],
         chunk_rows=grid[1],
         teacher=backbone.info,
-        preprocessing=backbone.preprocessing.model_copy(update={"orientation": options.orientation}),
+        preprocessing=backbone.preprocessing,
         source=source.info,
         row_seed=_row_seed(options),
         license=told["license"] if options.license is None else options.license,
         citation=told["citation"] if options.citation is None else options.citation,
-        details=tuple(sorted(_details(options).items())),
+        details=tuple(sorted((_details(options) | _teacher_details(backbone)).items())),
     )
 
 
@@ -174,7 +235,8 @@ def _grid(
     num_rows: int,
     num_layers: int,
     kinds: tuple[TokenKind, ...],
-    backbone: Backbone,
+    layout: TokenLayout,
+    dim: int,
     options: ExtractOptions,
     there: Planned | None,
 ) -> tuple[int, int]:
@@ -183,10 +245,10 @@ def _grid(
         return there.manifest.shard_rows, there.manifest.chunk_rows
     return choose_grid(
         num_rows=num_rows,
-        layout=backbone.layout,
+        layout=layout,
         kinds=kinds,
         num_layers=num_layers,
-        dim=backbone.dim,
+        dim=dim,
         dtype=options.dtype,
         shard_rows=options.shard_rows,
         # Two buffers are alive at once, beside what the writer and the teacher need.

@@ -31,6 +31,7 @@ __all__ = [
     "CropMode",
     "Interpolation",
     "PreprocessingRequest",
+    "RuleSet",
     "TeacherRules",
     "checked_size",
     "default_resize",
@@ -68,7 +69,7 @@ class TeacherRules:
 class PreprocessingRequest:
     """What is asked for; whatever is None follows from `rules`."""
 
-    rules: RuleSet = "reference"
+    rules: str = "reference"
     """`reference`: bicubic, 256 for 224, from the centre. `teacher`: as timm prepares images for it."""
     resize: int | None = None
     """Shorter side of the box that the image is scaled to."""

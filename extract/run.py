@@ -38,7 +38,14 @@ from .listing import ImageSource
 from .machine import choose_device
 from .options import ExtractOptions
 from .order import Rows
-from .planning import plan_manifest, plan_table, planned_at, refuse_other_request, row_order
+from .planning import (
+    plan_manifest,
+    plan_table,
+    planned_at,
+    planned_layout,
+    refuse_other_request,
+    row_order,
+)
 from .preprocess import to_pixels
 from .sources import opened
 
@@ -100,7 +107,7 @@ def extract(
         refuse_other_request(there, source, order, options)
         return summarise(there, 0, StallTimes(), start)
     backbone = load_backbone(
-        options.teacher, weights=options.weights, image_size=options.image_size, resize=options.resize
+        options.teacher, weights=options.weights, image_size=options.image_size, request=options.request
     )
     decode = _decoder(source, order, backbone, options)
     backbone = backbone.to(device)
@@ -163,13 +170,21 @@ def _planned(
 
     def steps(layers: tuple[int, ...]) -> tuple[Quantisation, ...]:
         return calibrate(
-            backbone, decode, num_rows=len(order), layers=layers, seed=options.seed, workers=workers
+            backbone,
+            decode,
+            num_rows=len(order),
+            layers=layers,
+            layout=planned_layout(backbone, options),
+            seed=options.seed,
+            workers=workers,
         )
 
     manifest = plan_manifest(source, len(order), backbone, options, lambda: planned_at(store), steps)
-    return create_store(
-        store, manifest, plan_table(source, order), lambda folder: save_teacher(backbone, folder)
-    )
+
+    def save(folder: Path) -> None:
+        save_teacher(backbone, folder, weights=options.teacher_weights)
+
+    return create_store(store, manifest, plan_table(source, order), save)
 
 
 def _decoder(

@@ -21,10 +21,15 @@ def extract(
     *,
     teacher: str,
     weights: Path | None = None,
+    no_teacher_weights: bool = False,
     image_size: str = "224",
+    preprocessing: Literal["reference", "teacher"] = "reference",
     resize: int | None = None,
+    interpolation: Literal["bicubic", "bilinear", "lanczos", "hamming", "box", "nearest"] | None = None,
+    crop_mode: Literal["center", "squash", "border"] | None = None,
     layers: str = "all",
     tokens: str = "cls,registers,patches",
+    patches: str = "all",
     dtype: Literal["bfloat16", "float16", "float32", "int8"] = "bfloat16",
     compression: Literal["blosc", "none"] = "blosc",
     batch_size: int = 64,
@@ -60,6 +65,8 @@ def extract(
     activault extract photos/ photos.zarr --teacher demo --image-size 98
     activault extract imagenet/train in1k.zarr --teacher vit_base_patch14_reg4_dinov2.lvd142m
     activault extract photos/ cls.zarr --teacher demo --layers 6-12 --tokens cls
+    activault extract photos/ means.zarr --teacher vit_base_patch16_dinov3.lvd1689m --patches mean
+    activault extract photos/ own.zarr --teacher vit_base_patch16_clip_quickgelu_224 --weights clip-folder/
     activault extract 's3://bucket/in1k-train-{0000..1023}.tar' in1k.zarr --teacher demo --max-bad 100
     activault extract imagenet-1k/data/ in1k.zarr --teacher demo --split train --order kept
     activault extract list.csv cats.zarr --teacher demo --image-root photos/ --where 'label=cat'
@@ -77,15 +84,30 @@ def extract(
     teacher
         `demo`, or timm's name of a Vision Transformer.
     weights
-        A safetensors or Meta .pth file; without it timm's own weights are fetched from the hub.
+        A .safetensors, .pth or .bin file in the naming of timm, Meta, OpenCLIP or transformers, or a folder
+        of transformers; without it timm's own weights are fetched from the hub.
+    no_teacher_weights
+        Leave the weights out of the store: it keeps their hash, and whoever needs the teacher later has to
+        give them.
     image_size
         Pixels of the teacher's input: one number, or height x width such as 224x336.
+    preprocessing
+        Whose rules prepare an image: the reference's (bicubic, 256 for 224, cut from the centre), or the
+        teacher's own as timm records them. Mean and standard deviation are the teacher's in both.
     resize
-        Shorter side after resizing, before the centre crop; by default 256/224 of the image size.
+        Shorter side after resizing, before the crop; by default it follows from the rules.
+    interpolation
+        How images are scaled; by default it follows from the rules.
+    crop_mode
+        center cuts from the centre, squash scales both sides and cuts nothing, border fits the whole image in
+        and fills the rest; by default it follows from the rules.
     layers
         Layers to keep: numbers and ranges such as 0-12 or 0,6,12, or all.
     tokens
         Token kinds to keep: cls, registers, patches.
+    patches
+        Patches to keep: all, mean (one token), every:N places of the grid row by row, or random:N places
+        drawn by the seed. Raptor trains on all of them only.
     dtype
         Precision of the stored values. int8 keeps patches within an R2 of 0.999 in every layer, in a sixth
         of the bytes of float32.
@@ -123,7 +145,7 @@ def extract(
     order
         shuffled by the seed, or kept as the source has it.
     seed
-        Seed of the order of the rows.
+        Seed of the order of the rows, and of random patches.
     limit
         Keep only this many images, the first of the order.
     orientation
@@ -148,10 +170,15 @@ def extract(
     options = ExtractOptions(
         teacher=teacher,
         weights=weights,
+        teacher_weights=not no_teacher_weights,
         image_size=_image_size(image_size),
+        preprocessing=preprocessing,
         resize=resize,
+        interpolation=interpolation,
+        crop_mode=crop_mode,
         layers=layers,
         tokens=tokens,
+        patches=patches,
         dtype=dtype,
         compression=compression,
         license=license,

@@ -154,18 +154,18 @@ def test_bad_images_are_passed_over(tiny: Backbone, monkeypatch: pytest.MonkeyPa
         asked.append(row)
         return pixels_of(row)
 
-    found = calibrate(tiny, decode, num_rows=1000, layers=[6, 2], seed=0, workers=2)
+    found = calibrate(tiny, decode, num_rows=1000, layers=[6, 2], layout=tiny.layout, seed=0, workers=2)
     assert [len(quantisation.scale) for quantisation in found] == [64, 64]
     assert 10 < len(asked) <= 32
     assert sorted(asked) != list(range(len(asked)))
     with pytest.raises(ImageSourceError, match="none of the 1 images could be decoded"):
-        calibrate(tiny, decode, num_rows=1, layers=[2], seed=0, workers=2)
+        calibrate(tiny, decode, num_rows=1, layers=[2], layout=tiny.layout, seed=0, workers=2)
 
 
 def test_weights_that_give_nan_are_told_before_a_store_is_made(tiny: Backbone) -> None:
     broken = copy.deepcopy(tiny)
     with torch.no_grad():
         broken.blocks[1].mlp.fc1.bias[3] = torch.nan
-    calibrate(broken, pixels_of, num_rows=9, layers=[1], seed=0, workers=1)
+    calibrate(broken, pixels_of, num_rows=9, layers=[1], layout=tiny.layout, seed=0, workers=1)
     with pytest.raises(NonFiniteError, match=r"layer 2, patches: .* holds nan; check the teacher's weights"):
-        calibrate(broken, pixels_of, num_rows=9, layers=[1, 2], seed=0, workers=1)
+        calibrate(broken, pixels_of, num_rows=9, layers=[1, 2], layout=tiny.layout, seed=0, workers=1)
