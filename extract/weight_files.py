@@ -47,8 +47,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return _read_folder(path)
     if path.name.endswith(".index.json"):
         return _read_sharded(path)
-    if not path.is_file():
-        raise WeightsError(f"there is no weights file at {path}; {_KINDS}")
     return _read_file(path)
 
 
@@ -85,7 +83,7 @@ def _read_sharded(index: Path) -> dict[str, Tensor]:
     for file in sorted({str(file) for file in places.values()}):
         if Path(file).name != file or file in ("", ".", ".."):
             raise WeightsError(f"{index} may name files of its own folder alone; got {file!r}")
-        held = read_tensors(index.parent / file)
+        held = _read_file(index.parent / file)
         tensors |= {name: held[name] for name, place in places.items() if place == file and name in held}
     if missing := sorted(places.keys() - tensors.keys()):
         raise WeightsError(f"{index} lists weights that its files do not hold: {', '.join(missing[:3])}")
@@ -104,6 +102,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise WeightsError(f"there is no weights file at {path}; {_KINDS}")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

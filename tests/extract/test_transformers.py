@@ -22,8 +22,9 @@ from activault.store import WeightsError
 transformers = pytest.importorskip("transformers", reason="transformers is in the extra dev")
 
 pytestmark = pytest.mark.usefixtures("small_models")
-TOLERANCE = 2e-5
-"""Both compute in float32, fused in different ways."""
+TOLERANCE = 1e-6
+"""Of the largest value; all families but DINOv3 agree to the bit where this was written. The exact GELU in
+place of the approximate one gives 2e-5, the GELU in place of CLIP's quick one 8e-3."""
 Make = Callable[..., nn.Module]
 
 

@@ -1,0 +1,62 @@
+"""Flags of `extract` on the teacher's side: patches, preprocessing, weights that stay at home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from activault.store import open_store
+
+from .conftest import RECIPE, Command
+
+
+def test_patches_preprocessing_and_weights(
+    activault: Command, images: Path, teacher: tuple[str, ...], tmp_path: Path
+) -> None:
+    flags = ("--patches", "every:3", "--interpolation", "bilinear", "--crop-mode", "border")
+    path = tmp_path / "s.zarr"
+    answer = activault(
+        "extract", images, path, *teacher, *flags, "--preprocessing", "teacher", "--no-teacher-weights"
+    )
+    assert answer.status == 0
+    store = open_store(path)
+    assert store.layout.kept_patches == (0, 3)
+    planned = store.manifest.preprocessing
+    assert planned is not None
+    assert (planned.resize, planned.interpolation, planned.crop_mode) == (32, "bilinear", "border")
+    assert [file.name for file in store.teacher_dir.iterdir()] == ["config.json"]
+
+
+def test_training_needs_all_patches(
+    activault: Command, images: Path, teacher: tuple[str, ...], tmp_path: Path
+) -> None:
+    store, recipe = tmp_path / "s.zarr", tmp_path / "r.toml"
+    assert activault("extract", images, store, *teacher, "--patches", "mean").status == 0
+    recipe.write_text(RECIPE.format(store=store))
+    answer = activault("train", recipe, "--out", tmp_path / "run")
+    assert answer.status == 2
+    assert "made without most patches" in answer.error_line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--patches", "some"), "patches are all, mean, every:N or random:N"),
+        (("--patches", "random:5"), "a grid of 2 x 2 has 4 patches; got 'random:5'"),
+        (("--crop-mode", "squash"), "so a resize of 32 has no meaning"),
+        (("--patches", "mean", "--tokens", "cls"), "without patches; keep them too"),
+    ],
+)
+def test_flags_that_cannot_be_used_are_one_line(
+    activault: Command,
+    images: Path,
+    teacher: tuple[str, ...],
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    answer = activault("extract", images, tmp_path / "s.zarr", *teacher, *flags)
+    assert answer.status == 2
+    assert message in answer.error_line
+    assert not (tmp_path / "s.zarr").exists()
