@@ -210,8 +210,8 @@ def test_the_vision_half_of_a_whole_clip(tmp_path: Path) -> None:
     backbone = load_backbone("vit_base_patch16_clip_quickgelu_224", weights=tmp_path, image_size=64)
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        theirs = model.vision_model(images, output_hidden_states=True).hidden_states
-    assert_layers_are(backbone, list(theirs), images)
+        theirs = hidden_states(transformers.CLIPVisionModel.from_pretrained(tmp_path).eval(), images)
+    assert_layers_are(backbone, theirs, images)
 
 
 @pytest.mark.parametrize("form", ["file", "prefix", "sharded", "bin", "sharded-bin"])
