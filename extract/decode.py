@@ -33,6 +33,8 @@ from PIL import Image, UnidentifiedImageError
 
 from activault.store.files import xxh3
 
+from .fast_jpeg import fast_rgb
+
 __all__ = [
     "EXTENSIONS",
     "MAX_PIXELS",
@@ -146,7 +148,7 @@ def _decoded(data: bytes, max_pixels: int, orientation: Orientation, content: st
             reason = f"{num_scans} scans, more than the cap of {MAX_SCANS}"
             return BadImage(status="too-large", reason=reason, width=width, height=height)
         try:
-            pixels = _to_rgb(image)
+            pixels = _pixels(image, data)
             if orientation == "exif":
                 pixels = _turned(pixels, image)
             return GoodImage(image=pixels, width=pixels.width, height=pixels.height, content=content)
@@ -175,6 +177,15 @@ def _turned(pixels: Image.Image, image: Image.Image) -> Image.Image:
     # Not `exif_transpose`, which fails on damage elsewhere in the block.
     method = _TURNS.get(turn) if isinstance(turn, int) else None
     return pixels if method is None else pixels.transpose(method)
+
+
+def _pixels(image: Image.Image, data: bytes) -> Image.Image:
+    """The image in RGB; a JPEG in half the time where that gives the same bits."""
+    if image.format == "JPEG" and image.mode in ("L", "RGB"):
+        fast = fast_rgb(data)
+        if fast is not None and fast.shape[:2] == (image.height, image.width):
+            return Image.fromarray(fast)
+    return _to_rgb(image)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -130,8 +130,8 @@ def _walk(
     except OSError as exc:
         raise ImageSourceError(f"the folder {folder} cannot be listed ({type(exc).__name__})") from exc
     identity = (here.st_dev, here.st_ino)
-    if identity in above:
-        return
+    if identity in above or any(entry.name == "zarr.json" for entry in found):
+        return  # a store among the images holds none
     for entry in found:
         if _is(entry, "folder"):
             yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", (*above, identity))

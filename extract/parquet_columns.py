@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from activault.store.errors import ConfigError, ImageSourceError
 
@@ -117,13 +116,13 @@ def as_texts(column: pa.ChunkedArray[Any], names: Sequence[str] | None = None) -
     Raises:
         ImageSourceError: a class has no name.
     """
-    encoded: Any = pc.dictionary_encode(column) if not pa.types.is_dictionary(column.type) else column
     texts: list[str | None] = []
     same: dict[str, str] = {}
-    for chunk in encoded.chunks:
-        values = [None if value is None else _named(value, names) for value in chunk.dictionary.to_pylist()]
+    for chunk in column.chunks:  # each by itself: together, every chunk would come with the values of all
+        encoded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        values = [None if value is None else _named(value, names) for value in encoded.dictionary.to_pylist()]
         values = [value if value is None else same.setdefault(value, value) for value in values]
-        texts += [None if at is None else values[at] for at in chunk.indices.to_pylist()]
+        texts += [None if at is None else values[at] for at in encoded.indices.to_pylist()]
     return texts
 
 

@@ -174,6 +174,9 @@ def _files_of(each: str, endings: Sequence[str]) -> list[tuple[str, str]]:
 def _below(folder: Path, endings: Sequence[str]) -> list[tuple[str, str]]:
     found = []
     for parent, folders, names in os.walk(folder):
+        if "zarr.json" in names:  # a store, whose tables are not images
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [
             (parent, name) for name in names if name.endswith(tuple(endings)) and not name.startswith(".")

@@ -34,6 +34,7 @@ PLACES = {
     "PIL": ("extract/",),
     "google_crc32c": ("store/",),
     "rich": ("jobs/",),
+    "simplejpeg": ("extract/fast_jpeg.py",),
     "timm": ("extract/architectures.py", "extract/backbone.py", "extract/fitting.py"),
     "xxhash": ("store/",),
     "zarr": ("store/",),

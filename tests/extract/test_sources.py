@@ -69,6 +69,17 @@ def test_a_folder_of_two_kinds_is_in_doubt_until_it_is_said(tmp_path: Path) -> N
         open_source(tmp_path)
 
 
+def test_a_store_among_the_images_is_none_of_them(tmp_path: Path) -> None:
+    for kind in ("photos", "tars"):
+        parquet(tmp_path / kind / "s.zarr" / "samples.parquet")
+        image(tmp_path / kind / "s.zarr" / "report" / "figure.png")
+        (tmp_path / kind / "s.zarr" / "zarr.json").write_text("{}")
+    image(tmp_path / "photos" / "a.png")
+    tar(tmp_path / "tars" / "x.tar")
+    assert open_source(tmp_path / "photos").keys == ["a.png"]
+    assert open_source(tmp_path / "tars").keys == ["x"]
+
+
 @pytest.mark.parametrize("name", ["x.tar.gz", "x.tgz", "x.zip", "x.tar.zst"])
 def test_packed_files_are_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
