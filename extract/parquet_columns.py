@@ -119,7 +119,7 @@ def as_texts(column: pa.ChunkedArray[Any], names: Sequence[str] | None = None) -
     texts: list[str | None] = []
     same: dict[str, str] = {}
     for chunk in column.chunks:  # each by itself: together, every chunk would come with the values of all
-        encoded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+        encoded: Any = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
         values = [None if value is None else _named(value, names) for value in encoded.dictionary.to_pylist()]
         values = [value if value is None else same.setdefault(value, value) for value in values]
         texts += [None if at is None else values[at] for at in encoded.indices.to_pylist()]

@@ -1,4 +1,4 @@
-"""The demo teacher on real photographs: the same values from a folder, a tar, Parquet and a table of paths."""
+"""The demo teacher on real photographs: the same values from a folder, a tar, Parquet and a table."""
 
 from __future__ import annotations
 
