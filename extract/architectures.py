@@ -37,6 +37,7 @@ __all__ = [
     "first_block",
     "from_hub",
     "license_of",
+    "num_heads_of",
     "rotary_tables",
     "teacher_rules",
 ]
@@ -46,6 +47,7 @@ _MODULES: Final = ("vision_transformer", "deit", "eva")
 _REFUSED: Final = {
     "flexivit": "a FlexiViT, whose patches and positions are resampled in a way of their own",
     "radio": "a RADIO, with one class token for each of its teachers and positions cut out of a larger grid",
+    "sapiens2": "a Sapiens2, whose heads share keys and values in some blocks",
     "distilled": "a ViT with a distillation token beside the class token",
 }
 """Parts of names -> what such a model is."""
@@ -103,9 +105,7 @@ def _create(name: str, **options: Any) -> Vit:
     return found
 
 
-def build(
-    architecture: str, image_size: tuple[int, int] | None = None, activation: str | None = None
-) -> Vit:
+def build(architecture: str, image_size: tuple[int, int] | None = None, activation: str | None = None) -> Vit:
     """The empty model: no memory, no random numbers.
 
     Args:
@@ -180,7 +180,7 @@ def rotary_tables(vit: Vit) -> RotaryTables | None:
     joined = embedded(vit, image)[1]
     if joined is None:
         return None
-    halves = getattr(first_block(vit).attn, "rotate_half", False)
+    halves = any(getattr(part, "rotate_half", False) for part in first_block(vit).modules())
     return RotaryTables.of_joined(joined, "halves" if halves else "neighbours")
 
 
@@ -218,10 +218,15 @@ def first_block(vit: Vit) -> Any:
     return vit.blocks[0]
 
 
+def num_heads_of(vit: Vit) -> int:
+    """Attention heads of a block, wherever in it they are said."""
+    return next(int(part.num_heads) for part in first_block(vit).modules() if hasattr(part, "num_heads"))
+
+
 def activation_of(vit: Vit) -> str | None:
-    """The word that transformers has for the activation of a plain MLP; None for a gated one."""
-    mlp = first_block(vit).mlp
-    if hasattr(mlp, "fc1_g") or getattr(mlp, "gate_last", None) is not None:
+    """The word that transformers has for the activation of a plain MLP; None for another one."""
+    mlp: Any = getattr(first_block(vit), "mlp", None)
+    if not hasattr(mlp, "act") or hasattr(mlp, "fc1_g") or hasattr(mlp, "gate_last"):
         return None
     kind = type(mlp.act).__name__
     if isinstance(mlp.act, nn.GELU) or kind == "GELU":

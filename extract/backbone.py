@@ -34,9 +34,9 @@ from .architectures import (
     build_random,
     embedded,
     fill_buffers,
-    first_block,
     from_hub,
     license_of,
+    num_heads_of,
     rotary_tables,
     teacher_rules,
 )
@@ -106,7 +106,7 @@ class Backbone(nn.Module):
     @property
     def num_heads(self) -> int:
         """Attention heads of a block."""
-        return int(first_block(self.vit).attn.num_heads)
+        return num_heads_of(self.vit)
 
     @property
     def blocks(self) -> nn.Sequential | nn.ModuleList:
@@ -230,7 +230,7 @@ def _info(vit: Vit, name: str, architecture: str, source: str, license_: str) ->
         license=license_,
         num_blocks=len(vit.blocks),
         dim=vit.embed_dim,
-        num_heads=first_block(vit).attn.num_heads,
+        num_heads=num_heads_of(vit),
         timm_version=timm.__version__,
         torch_version=torch.__version__,
     )

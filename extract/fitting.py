@@ -19,7 +19,7 @@ from torch import Tensor
 
 from activault.store.errors import WeightsError
 
-from .architectures import Vit, activation_of, build, fill_buffers, first_block
+from .architectures import Vit, activation_of, build, fill_buffers, first_block, num_heads_of
 from .transformers_names import KNOWN_NAMINGS, naming_of, to_timm
 from .weight_files import read_config, read_tensors
 from .weights import assign, position_side
@@ -158,13 +158,14 @@ def _check_config(config: Mapping[str, Any], vit: Vit, architecture: str, compla
     config = _vision(config)
     rope = getattr(vit, "rope", None)
     pairs = {
-        "heads": (config.get("num_attention_heads"), first_block(vit).attn.num_heads),
+        "heads": (config.get("num_attention_heads"), num_heads_of(vit)),
         "rotary temperature": (config.get("rope_theta"), getattr(rope, "temperature", None)),
     }
     for what, (theirs, ours) in pairs.items():
         if theirs is not None and ours is not None and theirs != ours:
             raise WeightsError(f"{complaint}: its config.json says {theirs} {what}, and here are {ours}")
-    eps, ours_eps = config.get("layer_norm_eps"), first_block(vit).norm1.eps
+    eps: Any = config.get("layer_norm_eps")
+    ours_eps: Any = getattr(getattr(first_block(vit), "norm1", None), "eps", eps)
     if isinstance(eps, float) and eps != ours_eps and max(eps, ours_eps) > _FINE_EPS:
         raise WeightsError(f"{complaint}: its config.json says an epsilon of {eps}, and here is {ours_eps}")
     theirs, ours = config.get("hidden_act"), activation_of(vit)

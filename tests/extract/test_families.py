@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -295,6 +296,71 @@ def test_metas_dinov3_files(biased: bool, tmp_path: Path, capsys: pytest.Capture
         loaded = load_backbone("vit_base_patch16_dinov3", image_size=32, weights=tmp_path / "meta.pth")
         assert loaded.info.weights_sha256 == teacher.info.weights_sha256
     assert capsys.readouterr().out == ""
+
+
+def openai_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """timm's CLIP under OpenAI's names, beside a text half."""
+    swaps = {
+        "patch_embed.proj": "conv1",
+        "pos_embed": "positional_embedding",
+        "cls_token": "class_embedding",
+        "blocks.": "transformer.resblocks.",
+        "norm_pre": "ln_pre",
+        "attn.qkv.": "attn.in_proj_",
+        "attn.proj": "attn.out_proj",
+        "mlp.fc1": "mlp.c_fc",
+        "mlp.fc2": "mlp.c_proj",
+        "norm1": "ln_1",
+        "norm2": "ln_2",
+        "norm.": "ln_post.",
+    }
+    theirs = {"token_embedding.weight": torch.zeros(4, 4)}
+    for name, tensor in tensors.items():
+        for ours, other in swaps.items():
+            name = name.replace(ours, other)
+        theirs[f"visual.{name}"] = tensor
+    theirs["visual.positional_embedding"] = theirs["visual.positional_embedding"][0]
+    theirs["visual.class_embedding"] = theirs["visual.class_embedding"][0, 0]
+    return theirs
+
+
+def deit3_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """timm's DeiT III under Meta's names, with its classifier."""
+    renamed = {
+        n.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): t for n, t in tensors.items()
+    }
+    return renamed | {"head.weight": torch.zeros(10, 32), "head.bias": torch.zeros(10)}
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize(
+    ("name", "rename"),
+    [("vit_base_patch16_clip_quickgelu_224", openai_names), ("deit3_base_patch16_224", deit3_names)],
+    ids=["openai-clip", "meta-deit3"],
+)
+def test_files_under_their_makers_names(
+    name: str, rename: Callable[[dict[str, Tensor]], dict[str, Tensor]], tmp_path: Path
+) -> None:
+    teacher = load_backbone(name, image_size=32, random_seed=0)
+    torch.save(rename(teacher.tensors()), tmp_path / "w.pth")
+    loaded = load_backbone(name, image_size=32, weights=tmp_path / "w.pth")
+    assert loaded.info.weights_sha256 == teacher.info.weights_sha256
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize(
+    "name", ["vit_base_patch16_xp_224", "vit_small_patch16_18x2_224", "eva_giant_patch14_224"]
+)
+@torch.inference_mode()
+def test_blocks_of_other_kinds(name: str, tmp_path: Path) -> None:
+    """Parallel branches, EVA's first blocks: no room of the adapter looks into them."""
+    backbone = load_backbone(name, image_size=(28, 42) if "14" in name else (32, 48), random_seed=0)
+    assert backbone.num_heads == 2
+    batch = images(backbone)
+    ours = dict(backbone.layers(batch, range(4)))
+    assert all(torch.equal(ours[n], t) for n, t in enumerate(timms_layers(backbone, batch), start=1))
+    save_teacher(backbone, tmp_path)
+    assert torch.equal(dict(load_teacher(tmp_path).layers(batch, [3]))[3], ours[3])
 
 
 @pytest.mark.usefixtures("small_models")
