@@ -15,7 +15,8 @@ import pyarrow as pa
 from .errors import CorruptStoreError, StoreMismatchError
 from .joins import RecordPiece, picked_files
 from .manifest import Manifest
-from .records import ArrayFile, ArrayKey, ShardRecord, file_faults, read_record
+from .presence import file_faults
+from .records import ArrayFile, ArrayKey, ShardRecord, read_record
 from .root import Root
 from .sources import CopySource
 from .storage import Folder

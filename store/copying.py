@@ -7,7 +7,6 @@ finished stays so while it is mended. Several may fill one folder: a shard is co
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections import deque
@@ -27,12 +26,7 @@ from .copy_shard import ShardCopy
 from .creation import is_free, plan_store
 from .errors import ConfigError, CorruptStoreError, ShardBusyError, StoreError, StoreMismatchError
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
-from .files import (
-    atomic_write,
-    disk_error,
-    lock_shared,
-    refuse_another_folder,
-)
+from .files import at_work, atomic_write, disk_error, refuse_another_folder
 from .marks import begin_again, collect_leftovers, own
 from .restoring import restore_records
 from .storage import Folder
@@ -121,7 +115,7 @@ class _Copy:
         _refuse_small_disk(self.path, plan.num_bytes - sum(kept.values()))
         if free:
             self._plan(samples)
-        with _at_work(self.path) as handle:
+        with _tidied(self.path) as handle:
             self._refuse_another_folder = partial(refuse_another_folder, handle, self.path)
             if not free:
                 self._mend_planned()
@@ -237,20 +231,18 @@ class _Copy:
 
 
 @contextmanager
-def _at_work(path: Path) -> Iterator[int]:
+def _tidied(path: Path) -> Iterator[int]:
     """Hold the writers' shared lock; first remove what killed copies left half-written.
 
     Marks stay, with the files of their shards: the copy goes on with both. Yields the folder's handle.
     """
-    handle = lock_shared(path)
-    try:
-        collect_leftovers(path, handle, marks_of=None)
-        yield handle
-    except OSError:
-        refuse_another_folder(handle, path)  # which says more than that a file cannot be written
-        raise
-    finally:
-        os.close(handle)
+    with at_work(path) as handle:
+        try:
+            collect_leftovers(path, handle, marks_of=None)
+            yield handle
+        except OSError:
+            refuse_another_folder(handle, path)  # which says more than that a file cannot be written
+            raise
 
 
 def _refuse_small_disk(path: Path, needed: int) -> None:

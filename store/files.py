@@ -25,6 +25,7 @@ from .remedies import AGAIN, COPY
 from .storage import Folder, Storage
 
 __all__ = [
+    "at_work",
     "atomic_write",
     "canonical_json",
     "disk_error",
@@ -117,7 +118,7 @@ def xxh3(data: Any) -> str:
     return xxhash.xxh3_128(data).hexdigest()
 
 
-def _told(
+def _counted_blocks(
     storage: Storage, path: str, progress: Callable[[int], None] | None
 ) -> Iterator[bytes | memoryview]:
     """A file's blocks, each gone when the next is asked for; `progress` is told their sizes."""
@@ -135,7 +136,7 @@ def stored_xxh3(storage: Storage, path: str, progress: Callable[[int], None] | N
         StorageError: it cannot be read.
     """
     state = xxhash.xxh3_128()
-    for block in _told(storage, path, progress):
+    for block in _counted_blocks(storage, path, progress):
         state.update(block)
     return state.hexdigest()
 
@@ -148,7 +149,7 @@ def file_sha256(path: Path) -> str:
 def stored_sha256(storage: Storage, path: str, progress: Callable[[int], None] | None = None) -> str:
     """SHA-256 of a file's bytes, in blocks; raises as `stored_xxh3` does."""
     state = hashlib.sha256()
-    for block in _told(storage, path, progress):
+    for block in _counted_blocks(storage, path, progress):
         state.update(block)
     return state.hexdigest()
 
@@ -222,6 +223,16 @@ def lock_shared(folder: Path) -> int:
     handle = os.open(folder, os.O_RDONLY)
     _share(handle)
     return handle
+
+
+@contextlib.contextmanager
+def at_work(folder: Path) -> Iterator[int]:
+    """Hold the writers' lock, so that nobody takes what is half-written for a leftover; yields the handle."""
+    handle = lock_shared(folder)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def refuse_another_folder(handle: int, path: Path) -> None:

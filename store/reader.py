@@ -25,8 +25,9 @@ from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kept_kinds
 from .manifest import Manifest
 from .places import open_storage
+from .presence import is_finished
 from .reading import ChunkSource, read_rows
-from .records import ArrayKey, arrays_of, is_finished
+from .records import ArrayKey, arrays_of
 from .root import Root, check_array, read_root
 from .sample_tables import SampleTable
 from .selection import RowSelection, check_layers, check_rows

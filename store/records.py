@@ -33,8 +33,6 @@ __all__ = [
     "arrays_of",
     "close_record",
     "extract_again",
-    "file_faults",
-    "is_finished",
     "make_record",
     "mark_path",
     "parse_record",
@@ -297,27 +295,3 @@ def read_record(storage: Storage, manifest: Manifest, shard: int) -> tuple[Shard
     except FileNotFoundError:
         return None
     return parse_record(text, manifest, shard), text
-
-
-def file_faults(storage: Storage, record: ShardRecord) -> Iterator[tuple[str, str]]:
-    """`(path, what is wrong)` for every file of a record that is absent or of another size."""
-    for file in (*record.files, record.statistics):
-        try:
-            size = storage.size(file.path)
-        except FileNotFoundError:
-            yield file.path, "is missing"
-            continue
-        except CorruptStoreError as exc:
-            yield file.path, f"is no file of a store ({exc})"
-            continue
-        if size != file.bytes:
-            yield file.path, f"must have {file.bytes} bytes; it has {size}"
-
-
-def is_finished(storage: Storage, manifest: Manifest, shard: int) -> bool:
-    """Whether a shard has a valid record and all its files are there with the recorded sizes."""
-    try:
-        found = read_record(storage, manifest, shard)
-    except CorruptStoreError:
-        return False
-    return found is not None and next(file_faults(storage, found[0]), None) is None

@@ -10,9 +10,7 @@ are built from the manifest. Every step can be done again.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,11 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .check_structure import planned_metadata
 from .completion import SAMPLES
 from .errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
-from .files import atomic_write, disk_error, lock_shared, parse_json, pretty_json, stored_xxh3
+from .fetching import FileToFetch
+from .files import at_work, atomic_write, disk_error, parse_json, pretty_json
 from .findings import Fault, VerifyReport
 from .index import INDEX
 from .manifest import Manifest
 from .marks import begin_again
+from .presence import has_record
 from .records import SHARD_DIGITS, read_record
 from .restoring import restore_records
 from .root import Root, read_root
@@ -201,7 +201,7 @@ def rebuild(path: Path | str, plan: RepairPlan) -> None:
     path = Path(path)
     root = checked_root(path, plan)
     try:
-        with _at_work(path):
+        with at_work(path):
             _write_metadata(path, root.manifest, set(plan.metadata))
             _restore_records(path, root.manifest, plan.records)
             _delete(path, root.manifest, plan.delete)
@@ -209,16 +209,6 @@ def rebuild(path: Path | str, plan: RepairPlan) -> None:
                 begin_again(path, ())
     except OSError as exc:
         raise disk_error(exc, path, 1 << 20) from exc
-
-
-@contextmanager
-def _at_work(path: Path) -> Iterator[None]:
-    """Hold the writers' lock, so that nobody takes what is half-written for a leftover."""
-    handle = lock_shared(path)
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def _write_metadata(path: Path, manifest: Manifest, asked: set[str]) -> None:
@@ -232,15 +222,8 @@ def _write_metadata(path: Path, manifest: Manifest, asked: set[str]) -> None:
 def _restore_records(path: Path, manifest: Manifest, shards: Iterable[int]) -> None:
     restore_records(path)
     for shard in shards:
-        if not _has_record(Folder(path), manifest, shard):
+        if not has_record(Folder(path), manifest, shard):
             raise CorruptStoreError(f"{INDEX} has no record of shard {shard} any more; {_VERIFY_AGAIN}")
-
-
-def _has_record(storage: Storage, manifest: Manifest, shard: int) -> bool:
-    try:
-        return read_record(storage, manifest, shard) is not None
-    except CorruptStoreError:
-        return False
 
 
 def _delete(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
@@ -266,7 +249,7 @@ def forget_shards(path: Path | str, plan: RepairPlan) -> list[int]:
     again = [part.shard for part in plan.shards if not _is_sound(storage, manifest, part.shard)]
     try:
         if again:
-            with _at_work(path):
+            with at_work(path):
                 begin_again(path, again)
     except OSError as exc:
         raise disk_error(exc, path, 1 << 20) from exc
@@ -277,10 +260,10 @@ def _is_sound(storage: Storage, manifest: Manifest, shard: int) -> bool:
     try:
         found = read_record(storage, manifest, shard)
         return found is not None and all(
-            storage.size(file.path) == file.bytes and stored_xxh3(storage, file.path) == file.hash
+            FileToFetch(storage, file.path, file.bytes, file.hash).is_sound()
             for file in (*found[0].files, found[0].statistics)
         )
-    except (CorruptStoreError, FileNotFoundError):
+    except CorruptStoreError:
         return False
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from .errors import CorruptStoreError
 from .files import atomic_write, locked_by_one, sync_folder
-from .index import INDEX, Index, read_index
-from .manifest import Manifest
-from .records import parse_record, record_path
+from .index import INDEX, read_index
+from .presence import has_record
+from .records import record_path
 from .root import read_root
-from .storage import Folder, Storage
+from .storage import Folder
 
 __all__ = ["index_in_hand", "restore_records", "write_lost"]
 
@@ -61,7 +61,7 @@ def write_lost(store: Path, except_for: Collection[int]) -> list[int]:
         return []
     restored = []
     for shard in root.manifest.held_shards:
-        if shard in except_for or _has(storage, root.manifest, index, shard):
+        if shard in except_for or has_record(storage, root.manifest, shard, index.record_text(shard)):
             continue
         try:
             index.record(shard)
@@ -72,14 +72,3 @@ def write_lost(store: Path, except_for: Collection[int]) -> list[int]:
     # Also where all are there: who wrote them may have been killed before their names were on disk.
     sync_folder(store / "shards")
     return restored
-
-
-def _has(storage: Storage, manifest: Manifest, index: Index, shard: int) -> bool:
-    """Whether the record's file is there and valid; it need not be the index's to be kept."""
-    try:
-        text = storage.read(record_path(shard))
-        if text != index.record_text(shard):
-            parse_record(text, manifest, shard)
-    except (CorruptStoreError, FileNotFoundError):
-        return False
-    return True

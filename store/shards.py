@@ -1,12 +1,10 @@
 """Which shards of an opened store are finished, and their records: from the index, or from the record files.
 
-Two classes with one contract: `finished` (ascending), `record(shard)`, `records()`, and what derives from
-them.
+Two classes with one contract: `finished` (ascending), `record(shard)`, and what the records add up to.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
@@ -15,7 +13,8 @@ from .completion import arrays_digest, merged_statistics
 from .errors import CorruptStoreError, IncompleteStoreError, StorageError
 from .index import Index
 from .manifest import Manifest
-from .records import MOST_ASKED, SHARD_DIGITS, ArrayKey, ShardRecord, read_record, record_path
+from .presence import shards_named
+from .records import MOST_ASKED, ArrayKey, ShardRecord, read_record, record_path
 from .remedies import AGAIN
 from .root import Root
 from .statistics import ChannelStats
@@ -163,7 +162,4 @@ def _numbers(storage: Storage, manifest: Manifest) -> Iterable[int]:
                 f"{storage.where} has {len(manifest.held_shards)}; read it from a disk or a bucket"
             )
         return manifest.held_shards
-    matches = (re.fullmatch(rf"(\d{{5,{SHARD_DIGITS}}})\.json", name) for name in names)
-    numbers = sorted(int(match[1]) for match in matches if match is not None)
-    listed = set(names)
-    return [n for n in numbers if manifest.holds(n) and record_path(n).rpartition("/")[2] in listed]
+    return sorted(shards_named(names, record_path, manifest))

@@ -29,12 +29,12 @@ from .errors import ConfigError, IncompleteStoreError, ShardBusyError
 from .files import atomic_write, disk_error, lock_shared, refuse_another_folder, xxh3
 from .manifest import Manifest
 from .marks import Mark, begin_again, collect_leftovers, own
+from .presence import is_finished
 from .records import (
     ArrayKey,
     FileRecord,
     ShardRecord,
     arrays_of,
-    is_finished,
     make_record,
     mark_path,
     statistics_path,
