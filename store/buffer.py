@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import fill_of, held_type, non_finite, round_to_bfloat16, round_to_float16
+from .codecs import BLOCK_VALUES, fill_of, held_type, non_finite, round_to_bfloat16, round_to_float16
 from .errors import ConfigError
 from .layout import TokenKind
 from .manifest import Manifest
@@ -25,7 +25,6 @@ __all__ = ["ShardBuffer"]
 
 _EXPONENT: Final = {np.dtype(np.float16): np.uint16(0x7C00), np.dtype(np.uint16): np.uint16(0x7F80)}
 """Bits that are all set where a float16 or a bfloat16 is not finite."""
-_BLOCK_VALUES: Final = 1 << 16
 
 
 @dataclass
@@ -49,7 +48,7 @@ def _infinite_rows(held: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """(rows,) whether a float16 or a bfloat16 in it is not finite; in blocks that stay in a core's cache."""
     exponent = _EXPONENT[held.dtype]
     bits, found = held.view(np.uint16), np.zeros(len(held), np.bool_)
-    step = max(1, _BLOCK_VALUES // max(1, held[:1].size))
+    step = max(1, BLOCK_VALUES // max(1, held[:1].size))
     for start in range(0, len(held), step):
         block = bits[start : start + step] & exponent
         if block.max() == exponent:
@@ -70,7 +69,7 @@ class ShardBuffer:
         self._held = {array: self._filled(array.kind) for array in arrays_of(manifest)}
         self._refused: dict[tuple[ArrayKey, int], float] = {}
         self._losses = {
-            ArrayKey(layer, "patches"): self._lossless(Steps.of(quantisation))
+            ArrayKey(layer, "patches"): self._no_losses(Steps.of(quantisation))
             for layer, quantisation in zip(manifest.layers, manifest.quantisation or (), strict=False)
         }
 
@@ -79,7 +78,7 @@ class ShardBuffer:
         dtype = held_type(self.manifest, kind)
         return np.full(shape, fill_of(dtype), dtype)
 
-    def _lossless(self, steps: Steps) -> _Losses:
+    def _no_losses(self, steps: Steps) -> _Losses:
         shape = (len(self.rows), self.manifest.dim)
         return _Losses(steps, np.zeros(shape), np.zeros(shape, np.int32))
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .buffer import ShardBuffer
-from .codecs import MAX_CODE, non_finite, to_float32
+from .codecs import BLOCK_VALUES, MAX_CODE, non_finite, to_float32
 from .conversion import MAX_BFLOAT16, MAX_FLOAT16
 from .errors import NonFiniteError, PrecisionError
 from .manifest import Manifest
@@ -26,7 +26,6 @@ __all__ = ["checked_content", "refuse_imprecise", "refuse_imprecise_store"]
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-_BLOCK_VALUES: Final = 1 << 16
 _REMEDY: Final = "plan the store with dtype bfloat16, or with another seed: it calibrates on other rows"
 
 
@@ -62,7 +61,7 @@ def _absmax(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
     low, high = np.zeros((2, dim), bits.dtype)
     if is_codes:
         low[:], high[:] = MAX_CODE, -MAX_CODE
-    step = max(1, _BLOCK_VALUES // held[0].size)
+    step = max(1, BLOCK_VALUES // held[0].size)
     for start in range(0, len(held), step):
         ok = is_ok[start : start + step]
         block = bits[start : start + step]

@@ -21,7 +21,15 @@ from .errors import CorruptStoreError
 from .records import ArrayFile
 from .storage import OpenFile
 
-__all__ = ["MAX_REQUEST_BYTES", "ChunkIndex", "IndexCache", "Span", "join_spans", "read_chunk_index"]
+__all__ = [
+    "ABSENT_CHUNK",
+    "MAX_REQUEST_BYTES",
+    "ChunkIndex",
+    "IndexCache",
+    "Span",
+    "join_spans",
+    "read_chunk_index",
+]
 
 MAX_REQUEST_BYTES: Final = 8 << 20
 """Most bytes of a request that is for more than one chunk."""
@@ -29,8 +37,8 @@ _MAX_GAP_BYTES: Final = 256 << 10
 """Bytes between two chunks that are read and thrown away rather than asked around: less than a round trip of
 30 ms takes at 10 MB a second."""
 _MAX_CACHE_BYTES: Final = 64 << 20
-_ABSENT: Final = 2**64 - 1
-"""An entry of a chunk that was never written."""
+ABSENT_CHUNK: Final = 2**64 - 1
+"""Offset and length of a chunk that is not in its file."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class ChunkIndex:
         """
         offset, length = (int(value) for value in self.entries[chunk])
         what = f"{self.record.path}: chunk {chunk}"
-        if offset == length == _ABSENT:
+        if offset == length == ABSENT_CHUNK:
             raise CorruptStoreError(f"{what} is missing")
         if offset + length > self.record.bytes:
             raise CorruptStoreError(

@@ -16,12 +16,11 @@ from .errors import ConfigError
 from .grid import SHARD_BUFFER_BYTES, choose_grid
 from .layout import TokenLayout, parse_layers
 from .manifest import Manifest, Quantisation, StoredDtype
-from .provenance import Preprocessing, SourceInfo, TeacherInfo
+from .provenance import UNKNOWN, Preprocessing, SourceInfo, TeacherInfo
 from .reference import Reference
 
 __all__ = [
     "REFERENCE_PREPROCESSING",
-    "UNKNOWN",
     "ImportOptions",
     "aligned_grid",
     "infer_layers",
@@ -29,7 +28,6 @@ __all__ = [
     "plan_import",
 ]
 
-UNKNOWN: Final = "unknown"
 REFERENCE_PREPROCESSING: Final = Preprocessing(
     image_size=(224, 224),
     resize=256,

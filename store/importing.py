@@ -28,6 +28,7 @@ from .grid import SHARD_BUFFER_BYTES
 from .import_blocks import blocks, calibrated
 from .import_plan import ImportOptions, aligned_grid, infer_layout, plan_import
 from .manifest import Manifest
+from .provenance import UNKNOWN
 from .reader import Store, open_store
 from .reading import ChunkSource, read_rows
 from .records import ArrayKey, ShardRecord, arrays_of
@@ -219,10 +220,10 @@ def _summary(store: Store, options: ImportOptions, num_new: int, start: float) -
     said = {
         "keys": options.keys,
         "labels": options.labels,
-        "teacher": manifest.teacher.name != "unknown",
+        "teacher": manifest.teacher.name != UNKNOWN,
         "heads": manifest.teacher.num_heads,
         "preprocessing": manifest.preprocessing,
-        "license": manifest.license != "unknown",
+        "license": manifest.license != UNKNOWN,
     }
     return ImportSummary(
         num_rows=store.num_rows,

@@ -94,7 +94,7 @@ def plan_merge(sources: Sequence[Path | str | Storage]) -> Merge:
     finished = sorted(frozenset().union(*(source.finished_set for source in opened)))
     shards = {shard: _pieces(opened, manifest, shard) for shard in finished}
     teacher = opened[0].root.teacher
-    files = [file for shard, pieces in shards.items() for file in _told(pieces, shard)]
+    files = [file for shard, pieces in shards.items() for file in _files_and_bytes(pieces, shard)]
     plan = CopyPlan(
         root=make_root(manifest, opened[0].root.samples, teacher),
         samples=lambda: part_samples(opened[0].samples, manifest),
@@ -106,14 +106,14 @@ def plan_merge(sources: Sequence[Path | str | Storage]) -> Merge:
     return Merge(opened, plan)
 
 
-def _told(pieces: Iterable[Piece], shard: int) -> list[tuple[int, int]]:
+def _files_and_bytes(pieces: Iterable[Piece], shard: int) -> list[tuple[int, int]]:
     """Files and bytes of a shard, a piece at a time, with the statistics."""
-    told = [(1, 0)]
+    found = [(1, 0)]
     for piece in pieces:
         given = piece.of(shard)
         files = picked(given)
-        told.append((len(files), sum(file.bytes for file in files) + given.record.statistics.bytes))
-    return told
+        found.append((len(files), sum(file.bytes for file in files) + given.record.statistics.bytes))
+    return found
 
 
 def _refuse_strangers(one: CopySource, other: CopySource) -> None:

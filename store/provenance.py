@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Preprocessing", "SourceInfo", "StrictModel", "TeacherInfo"]
+__all__ = ["UNKNOWN", "Preprocessing", "SourceInfo", "StrictModel", "TeacherInfo"]
 
+UNKNOWN: Final = "unknown"
+"""What text says where nobody has said anything."""
 _WORD = r"^[a-z0-9][a-z0-9-]{0,31}$"
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from .chunk_index import ABSENT_CHUNK
 from .codecs import crc_bytes, fill_of, pack_chunk, store_into, stored_type, to_float32, with_crc
 from .files import new_file, sync_upwards
 from .manifest import Manifest
@@ -24,11 +25,9 @@ from .records import ArrayFile, ArrayKey, array_file, array_folder
 from .row_sums import add_row_sums, row_sum
 from .statistics import ChannelStats, Moments
 
-__all__ = ["ABSENT_CHUNK", "Content", "write_shard_file"]
+__all__ = ["Content", "write_shard_file"]
 
 Array = npt.NDArray[Any]
-ABSENT_CHUNK: Final = 2**64 - 1
-"""Offset and length of a chunk that is not in its file."""
 _GROUP_VALUES: Final = 1 << 17
 """Values that are hashed and summed at a time: 512 KiB of float32."""
 

@@ -29,8 +29,10 @@ __all__ = [
     "Tensors",
     "checked_tensors",
     "merge",
+    "most_statistics_bytes",
     "read_statistics",
     "statistics_bytes",
+    "tensor_names",
 ]
 
 Float64 = npt.NDArray[np.float64]
@@ -182,6 +184,11 @@ def statistics_bytes(statistics: Mapping[ArrayKey, ChannelStats]) -> bytes:
     return save(tensors)
 
 
+def most_statistics_bytes(manifest: Manifest) -> int:
+    """Most bytes of a shard's statistics file: six vectors of float64 a layer and kind, and their names."""
+    return 4096 + len(manifest.layers) * len(manifest.kinds) * (64 * manifest.dim + 4096)
+
+
 def read_statistics(
     storage: Storage, manifest: Manifest, record: ShardRecord
 ) -> dict[ArrayKey, ChannelStats]:
@@ -191,8 +198,7 @@ def read_statistics(
         CorruptStoreError: the file is missing, altered or not of this store's shape.
     """
     file, remedy = record.statistics, extract_again(record.shard)
-    # Six vectors of float64 a layer and kind, and their names; a record may say anything.
-    most = 4096 + len(record.files) * (64 * manifest.dim + 4096)
+    most = most_statistics_bytes(manifest)  # a record may say anything
     try:
         data = storage.read(file.path, min(file.bytes, most))
     except FileNotFoundError as exc:
@@ -203,7 +209,7 @@ def read_statistics(
         raise CorruptStoreError(f"{file.path} is not what was written (its hash disagrees); {remedy}")
     try:
         tensors = load(data)
-        return {array: _stats(tensors, manifest, array) for array in arrays_of(manifest)}
+        return {array: _channel_stats(tensors, manifest, array) for array in arrays_of(manifest)}
     except (SafetensorError, KeyError, ValueError) as exc:
         raise CorruptStoreError(
             f"{file.path} does not hold this store's statistics ({exc}); {remedy}"
@@ -230,6 +236,11 @@ def checked_tensors(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> Te
     return found
 
 
+def tensor_names(manifest: Manifest, array: ArrayKey) -> list[str]:
+    """Names of one array's tensors in a statistics file."""
+    return [f"{_name(array)}.{part}" for part in _parts(manifest, array)]
+
+
 def _parts(manifest: Manifest, array: ArrayKey) -> dict[str, tuple[type, int]]:
     """Type and size of every tensor of an array."""
     vector = (np.float64, manifest.dim)
@@ -244,7 +255,7 @@ def _parts(manifest: Manifest, array: ArrayKey) -> dict[str, tuple[type, int]]:
     return parts
 
 
-def _stats(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> ChannelStats:
+def _channel_stats(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> ChannelStats:
     """One array's statistics; a ValueError says what is wrong with them."""
     found = checked_tensors(tensors, manifest, array)
     part = {name.rpartition(".")[2]: tensor for name, tensor in found.items()}
