@@ -159,20 +159,20 @@ def begin_again(store: Path, shards: Iterable[int]) -> None:
     """Make the store and these shards unfinished, whatever they were before; it is on disk when this returns.
 
     The index goes first, as it speaks for the records; the records of other shards that it alone has are
-    written before. Folders are synced also where nothing was there: who removed it may have been killed
-    before that was on disk.
+    written before. All of it is one step for whoever completes the store, which holds its records against an
+    index within the same lock. Folders are synced also where nothing was there: who removed it may have been
+    killed before that was on disk.
 
     Raises:
         OSError: the disk is read-only or gone.
     """
     shards = set(shards)
-    if (store / INDEX).exists():
-        with index_in_hand(store):
+    with index_in_hand(store):
+        if (store / INDEX).exists():
             write_lost(store, except_for=shards)
             (store / INDEX).unlink(missing_ok=True)
-    sync_folder(store)
-    records = [store / record_path(shard) for shard in shards]
-    for record in records:
-        record.unlink(missing_ok=True)
-    if records:
-        sync_folder(records[0].parent)
+        sync_folder(store)
+        for shard in shards:
+            (store / record_path(shard)).unlink(missing_ok=True)
+        if shards:
+            sync_folder(store / "shards")
