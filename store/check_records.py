@@ -93,7 +93,10 @@ class _Records:
     def read_index(self) -> None:
         """The index, if it can be believed."""
         try:
-            self.found.index = read_index(self.storage, self.root)
+            index = read_index(self.storage, self.root)
+            if index is not None:
+                index.check()
+            self.found.index = index
         except StoreError as exc:
             self.findings.unreadable(INDEX, exc, "rebuild")
 

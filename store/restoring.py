@@ -55,9 +55,10 @@ def write_lost(store: Path, except_for: Collection[int]) -> list[int]:
     root = read_root(storage)
     try:
         index = read_index(storage, root)
+        if index is None:
+            return []
+        index.check()
     except CorruptStoreError:
-        return []
-    if index is None:
         return []
     restored = []
     for shard in root.manifest.held_shards:
