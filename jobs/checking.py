@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from activault.store.repair import plan_repair, write_plan
+
 from . import console, inspect
 
 __all__ = ["info", "verify"]
@@ -66,7 +68,7 @@ def verify(
     """
     report = inspect.verify(store, deep=deep, complete=complete, quiet=json)
     if repair_plan is not None:
-        inspect.write_plan(repair_plan, inspect.plan_repair(report))
+        write_plan(repair_plan, plan_repair(report))
     if json:
         console.print_json(inspect.report_json(report))
     else:

@@ -10,20 +10,18 @@ from typing import Any, Final
 
 from activault.store import CorruptStoreError, VerifyReport, open_store, verify_store
 from activault.store.findings import Remedy
-from activault.store.repair import RepairPlan, plan_repair, write_plan
+from activault.store.repair import RepairPlan, plan_repair
 
 from . import console
 
 __all__ = [
     "facts",
-    "plan_repair",
     "printable",
     "report_json",
     "require_sound",
     "show_facts",
     "show_report",
     "verify",
-    "write_plan",
 ]
 
 _TITLES: Final[dict[Remedy, str]] = {

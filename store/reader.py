@@ -148,11 +148,6 @@ class Store:
         )
 
     @property
-    def num_finished_shards(self) -> int:
-        """Shards whose rows can be read."""
-        return len(self._shards.finished)
-
-    @property
     def num_bad(self) -> int:
         """Rows of finished shards whose image was bad."""
         return self._shards.num_bad
