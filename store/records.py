@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Final, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from .errors import CorruptStoreError
 from .files import canonical_json, parse_json, xxh3
 from .layout import TokenKind, layer_name
 from .manifest import Manifest
+from .models import Model
 from .remedies import AGAIN, COPY, delete_and_again
 from .samples import ABSENT, OK, PENDING, Outcome
 from .storage import Storage
@@ -49,8 +50,8 @@ MOST_ASKED: Final = 1 << 17
 _Pixels = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _Part(Model):
+    model_config = ConfigDict(strict=True)
 
 
 class FileRecord(_Part):

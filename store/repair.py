@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from .check_structure import planned_metadata
 from .completion import SAMPLES
@@ -26,6 +26,7 @@ from .findings import Fault, VerifyReport
 from .index import INDEX
 from .manifest import Manifest
 from .marks import begin_again
+from .models import Model
 from .presence import has_record
 from .records import SHARD_DIGITS, read_record
 from .restoring import restore_records
@@ -50,8 +51,8 @@ _TABLES: Final[tuple[Table, ...]] = ("samples.parquet", "index.parquet")
 _VERIFY_AGAIN: Final = "make a new plan by `activault verify STORE --deep --repair-plan FILE`"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _Part(Model):
+    model_config = ConfigDict(strict=True)
 
 
 class ShardRepair(_Part):
