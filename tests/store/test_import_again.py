@@ -87,7 +87,7 @@ def test_a_shard_has_no_record_before_it_was_held_against_its_source(
 ) -> None:
     """A run killed in between leaves an unfinished shard, which the next run writes and compares anew."""
     options, compared = ImportOptions(registers=4, shard_rows=16), list[int]()
-    hold = importing._hold_against
+    hold = importing.hold_against
 
     def killed_at_the_second(writer: StoreWriter, hashes: Any, record: Any) -> None:
         assert not writer.is_finished(record.shard)
@@ -96,7 +96,7 @@ def test_a_shard_has_no_record_before_it_was_held_against_its_source(
             raise KeyboardInterrupt
         hold(writer, hashes, record)
 
-    monkeypatch.setattr(importing, "_hold_against", killed_at_the_second)
+    monkeypatch.setattr(importing, "hold_against", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         import_reference(source, tmp_path / "s.zarr", options)
     assert import_reference(source, tmp_path / "s.zarr", options).num_new == 34
