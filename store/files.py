@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Final
 import xxhash
 
 from .errors import CorruptStoreError, StoreError
+from .locks import lock
 from .remedies import AGAIN, COPY
 from .storage import Folder, Storage
 
@@ -33,8 +34,6 @@ __all__ = [
     "is_leftover",
     "leftovers",
     "lock_shared",
-    "nobody_at_work",
-    "locked_alone",
     "locked_by_one",
     "new_file",
     "parse_json",
@@ -219,9 +218,16 @@ def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
 
 
 def lock_shared(folder: Path) -> int:
-    """Open the folder and hold a shared lock on it; the caller closes the handle."""
+    """Open the folder and hold a shared lock on it; the caller closes the handle.
+
+    Waits for a writer that is collecting, which takes moments. Raises as `lock` does.
+    """
     handle = os.open(folder, os.O_RDONLY)
-    _share(handle)
+    try:
+        lock(handle, folder, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(handle)
+        raise
     return handle
 
 
@@ -254,50 +260,13 @@ def refuse_another_folder(handle: int, path: Path) -> None:
 
 @contextlib.contextmanager
 def locked_by_one(folder: Path) -> Iterator[None]:
-    """Wait until nobody else is at work in the folder, and keep others waiting meanwhile."""
+    """Wait until nobody else is at work in the folder, and keep others waiting; raises as `lock` does."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        lock(handle, folder, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
-
-
-def _share(handle: int) -> None:
-    # Waits for a writer that is collecting, which takes moments. On a file system without locks leftovers are
-    # never collected; nothing else depends on it.
-    with contextlib.suppress(OSError):
-        fcntl.flock(handle, fcntl.LOCK_SH)
-
-
-def nobody_at_work(folder: Path) -> bool:
-    """Whether no writer holds its lock on the folder now; False also where locks do not tell."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-@contextlib.contextmanager
-def locked_alone(handle: int) -> Iterator[bool]:
-    """Try to turn a shared lock into the only one meanwhile; False if another writer is at work."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        alone = True
-    except OSError:
-        alone = False
-    try:
-        yield alone
-    finally:
-        _share(handle)  # also after a failure: flock lets go of the old lock before it tries for the new one
 
 
 def is_leftover(path: Path) -> bool:

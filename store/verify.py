@@ -16,9 +16,9 @@ from .check_records import FoundRecords, check_records
 from .check_samples import check_samples
 from .check_structure import check_metadata, check_strangers, check_teacher
 from .errors import CorruptStoreError
-from .files import nobody_at_work
 from .findings import READABLE, Fault, Findings, VerifyReport
 from .index import INDEX
+from .locks import nobody_at_work
 from .places import open_storage
 from .remedies import AGAIN, COPY
 from .root import ROOT, Root, read_root
