@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-
+from .arrow import pa
 from .card import write_card
 from .checks import refuse_imprecise_store
 from .errors import CorruptStoreError

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-
+from .arrow import pa
 from .errors import CorruptStoreError, StoreMismatchError
 from .joins import RecordPiece, picked_files
 from .manifest import Manifest

@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-
+from .arrow import pa
 from .check_structure import planned_metadata
 from .completion import is_completed, write_completion
 from .copy_plan import REMEDY, CopyPlan, kept_bytes, kept_shards, record_there

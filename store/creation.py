@@ -9,13 +9,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyarrow as pa
-
+from .arrow import pa, pc
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
-from .deferred import Deferred
 from .differences import first_difference, spoken
 from .errors import ConfigError, NotAStoreError, StoreError, StoreMismatchError
 from .files import (
@@ -33,15 +31,10 @@ from .manifest import Manifest
 from .records import array_folder, arrays_of
 from .root import PLANNING, ROOT, Root, TeacherFile, is_teacher_name, make_root, read_root
 from .sample_tables import read_samples
-from .samples import SAMPLES_SCHEMA, content_hash
+from .samples import content_hash, samples_schema
 from .sealed import write_sealed
 from .storage import Folder
 from .writer import StoreWriter
-
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-else:
-    pc = Deferred("pyarrow.compute")
 
 __all__ = ["create_store", "is_free", "plan_store"]
 
@@ -67,7 +60,7 @@ def create_store(
         StoreError: the disk is full, read-only or gone.
     """
     path = Path(path)
-    if len(samples) != manifest.num_rows or not samples.schema.equals(SAMPLES_SCHEMA):
+    if len(samples) != manifest.num_rows or not samples.schema.equals(samples_schema()):
         raise ConfigError(
             f"samples come from plan_samples, one for each of {manifest.num_rows} rows; got {len(samples)} "
             f"of the columns {samples.schema.names}"

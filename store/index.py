@@ -8,15 +8,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from pydantic import ValidationError
 
+from .arrow import pa
 from .errors import CorruptStoreError
 from .files import canonical_json
 from .manifest import Manifest
@@ -36,22 +36,26 @@ _REMEDY: Final = delete_and_again(INDEX)
 _GROUP_RECORDS: Final = 64
 """Records that are decoded together: 13 KB each where the images' sizes all differ."""
 _KEPT_GROUPS: Final = 8
-_VECTOR = pa.list_(pa.float64())
-_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
-    ("entry", pa.string()),
-    ("shard", pa.int64()),
-    ("record", pa.string()),
-    ("layer", pa.int32()),
-    ("kind", pa.string()),
-    ("count", pa.int64()),
-    ("mean", _VECTOR),
-    ("m2", _VECTOR),
-    ("absmax", _VECTOR),
-    ("sse", _VECTOR),
-    ("clipped", pa.list_(pa.int64())),
-]
-_SCHEMA: Final = pa.schema(_COLUMNS)
-_STATISTICS: Final = [name for name, _ in _COLUMNS[3:]]
+_STATISTICS: Final = ("layer", "kind", "count", "mean", "m2", "absmax", "sse", "clipped")
+
+
+@cache
+def _schema() -> pa.Schema:
+    vector = pa.list_(pa.float64())
+    columns: list[tuple[str, pa.DataType]] = [
+        ("entry", pa.string()),
+        ("shard", pa.int64()),
+        ("record", pa.string()),
+        ("layer", pa.int32()),
+        ("kind", pa.string()),
+        ("count", pa.int64()),
+        ("mean", vector),
+        ("m2", vector),
+        ("absmax", vector),
+        ("sse", vector),
+        ("clipped", pa.list_(pa.int64())),
+    ]
+    return pa.schema(columns)
 
 
 class IndexSummary(Model):
@@ -175,10 +179,10 @@ def write_index(
     """
     entries = pa.repeat(pa.scalar("record", pa.string()), len(shards))
     columns: dict[str, Any] = {"entry": entries, "shard": pa.array(shards, pa.int64()), "record": texts}
-    for field in _SCHEMA:
+    for field in _schema():
         columns.setdefault(field.name, pa.array([None] * len(shards), field.type))
-    records = pa.table(columns, schema=_SCHEMA)
-    merged = pa.Table.from_pylist([_row(*entry) for entry in statistics.items()], schema=_SCHEMA)
+    records = pa.table(columns, schema=_schema())
+    merged = pa.Table.from_pylist([_row(*entry) for entry in statistics.items()], schema=_schema())
     table = pa.concat_tables([records, merged])
     metadata = {_KEY: canonical_json(summary.model_dump()).decode()}
     write_sealed(path / INDEX, table, metadata, group_rows=_GROUP_RECORDS)
@@ -201,7 +205,7 @@ def read_index(storage: Storage, root: Root) -> Index | None:
     manifest = root.manifest
     try:
         num_entries = len(manifest.held_shards) + len(manifest.layers) * len(manifest.kinds)
-        table = open_sealed(storage, INDEX, _SCHEMA, num_entries, manifest.max_table_bytes)
+        table = open_sealed(storage, INDEX, _schema(), num_entries, manifest.max_table_bytes)
     except FileNotFoundError:
         return None
     try:

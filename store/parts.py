@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
+from .arrow import pa
 from .errors import ConfigError
 from .held import HeldShards
 from .layout import TokenKind, parse_kept_kinds, parse_layers

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from .arrow import pa
 from .completion import is_completed
 from .conversion import ReadDtype, numpy_dtype
 from .dask_arrays import dask_array

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Literal
 
-import pyarrow as pa
 from pydantic import ConfigDict, Field, ValidationError
 
+from .arrow import pa
 from .check_structure import planned_metadata
 from .completion import SAMPLES
 from .errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError

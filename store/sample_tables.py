@@ -8,28 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from .arrow import pa, pc
 from .completion import SAMPLES
-from .deferred import Deferred
 from .errors import CorruptStoreError
 from .index import Index
 from .manifest import Manifest
 from .remedies import AGAIN
 from .root import Root
-from .samples import ABSENT, OK, PENDING, SAMPLES_SCHEMA, content_hash, label_ids, with_records
+from .samples import ABSENT, OK, PENDING, content_hash, label_ids, samples_schema, with_records
 from .sealed import read_sealed
 from .shards import ShardIndex
 from .storage import Storage
-
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-else:
-    pc = Deferred("pyarrow.compute")
 
 __all__ = ["SampleTable", "read_samples"]
 
@@ -54,7 +48,7 @@ def read_samples(
     table, _, found = read_sealed(
         storage,
         SAMPLES,
-        SAMPLES_SCHEMA,
+        samples_schema(),
         manifest.num_rows,
         manifest.max_table_bytes,
         columns=columns,

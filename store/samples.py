@@ -1,6 +1,6 @@
 """The sample table: one line a row, planned before the first shard and completed with every row's outcome.
 
-Keys and labels in, a `pyarrow.Table` with the columns of `SAMPLES_SCHEMA` out. Row r of the table is row r of
+Keys and labels in, a `pyarrow.Table` with the columns of `samples_schema` out. Row r of the table is row r of
 every array. Columns are worked on as columns: of 10 million rows only keys to be hashed for a split become
 Python objects, one block of rows at a time. Times are of one core.
 """
@@ -10,33 +10,28 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import cache
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import xxhash
 
-from .deferred import Deferred
+from .arrow import pa, pc
 from .errors import ConfigError
-
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-else:
-    pc = Deferred("pyarrow.compute")
 
 __all__ = [
     "ABSENT",
     "NO_CONTENT",
     "OK",
     "PENDING",
-    "SAMPLES_SCHEMA",
     "Outcome",
     "Recorded",
     "content_hash",
     "label_ids",
     "outcome_columns",
     "plan_samples",
+    "samples_schema",
     "split_of",
     "split_rows",
     "with_records",
@@ -52,17 +47,6 @@ NO_CONTENT: Final = "0" * 32
 """Content hash of a file that could not be read."""
 ABSENT: Final = "absent"
 """Status of a row whose shard is not part of a partial copy."""
-_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
-    ("row", pa.int64()),
-    ("key", pa.string()),
-    ("label", pa.string()),
-    ("source", pa.string()),
-    ("width", pa.int32()),
-    ("height", pa.int32()),
-    ("status", pa.string()),
-    ("reason", pa.string()),
-]
-SAMPLES_SCHEMA: Final = pa.schema(_COLUMNS)
 _PLANNED = ("key", "label", "source")
 _HASH_ROWS: Final = 65_536
 """Rows that the content hash takes at a time; part of the format."""
@@ -113,6 +97,22 @@ class Recorded(Protocol):
         """Row, status and reason of every row that is not ok."""
 
 
+@cache
+def samples_schema() -> pa.Schema:
+    """Names and types of the columns."""
+    columns: list[tuple[str, pa.DataType]] = [
+        ("row", pa.int64()),
+        ("key", pa.string()),
+        ("label", pa.string()),
+        ("source", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+    ]
+    return pa.schema(columns)
+
+
 def plan_samples(keys: Sequence[str], labels: Sequence[str | None], source: str) -> pa.Table:
     """The table of a store that is planned: row r is `keys[r]`, its status `pending`.
 
@@ -135,7 +135,7 @@ def plan_samples(keys: Sequence[str], labels: Sequence[str | None], source: str)
         _constant(PENDING, pa.string(), count),
         _constant(None, pa.string(), count),
     ]
-    return pa.Table.from_arrays(columns, schema=SAMPLES_SCHEMA)
+    return pa.Table.from_arrays(columns, schema=samples_schema())
 
 
 def _refuse_repeats(keys: Sequence[str]) -> None:
@@ -239,8 +239,8 @@ def _decoded(places: Int32, texts: list[str]) -> Any:
 def with_records(samples: pa.Table, records: Iterable[Recorded], absent: Iterable[range] = ()) -> pa.Table:
     """The same table with its outcomes by `records` alone; see `outcome_columns`."""
     for name, column in outcome_columns(len(samples), records, absent).items():
-        place = SAMPLES_SCHEMA.get_field_index(name)
-        samples = samples.set_column(place, SAMPLES_SCHEMA.field(name), column)
+        place = samples_schema().get_field_index(name)
+        samples = samples.set_column(place, samples_schema().field(name), column)
     return samples
 
 

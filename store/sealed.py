@@ -13,23 +13,16 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 
-from .deferred import Deferred
+from .arrow import pa, pc, pq
 from .errors import CorruptStoreError
 from .files import atomic_write, xxh3
 from .remedies import delete_and_again
 from .storage import Storage
-
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-else:
-    pc, pq = Deferred("pyarrow.compute"), Deferred("pyarrow.parquet")
 
 __all__ = ["SealedTable", "open_sealed", "read_sealed", "sealed_bytes", "write_sealed"]
 

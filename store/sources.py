@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-import pyarrow as pa
-
+from .arrow import pa
 from .completion import SAMPLES
 from .errors import CorruptStoreError
 from .files import xxh3

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
+from .arrow import pa
 from .buffer import ShardBuffer
 from .checks import checked_content, refuse_imprecise
 from .completion import is_completed, write_completion
