@@ -19,6 +19,7 @@ from activault.store.samples import (
     content_hash,
     label_ids,
     outcome_columns,
+    samples_schema,
     with_records,
 )
 
