@@ -20,7 +20,7 @@ from .manifest import Manifest
 from .quantise import Steps
 from .records import ArrayKey, arrays_of
 
-__all__ = ["ShardBuffer"]
+__all__ = ["ShardBuffer", "refuse_other_shard"]
 
 
 _EXPONENT: Final = {np.dtype(np.float16): np.uint16(0x7C00), np.dtype(np.uint16): np.uint16(0x7F80)}
@@ -38,10 +38,16 @@ class _Losses:
     """(rows, dim)"""
 
 
-def _spoken(manifest: Manifest) -> str:
-    if manifest.shards is None:
-        return f"0 to {manifest.num_shards - 1}"
-    return ", ".join(f"{first} to {stop - 1}" for first, stop in manifest.shards)
+def refuse_other_shard(manifest: Manifest, shard: int) -> None:
+    """Refuse a number that is of no shard of this store.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not manifest.holds(shard):
+        ranges = manifest.shards or ((0, manifest.num_shards),)
+        held = ", ".join(f"{first} to {stop - 1}" for first, stop in ranges)
+        raise ConfigError(f"shards here are {held}; got {shard}")
 
 
 def _infinite_rows(held: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -60,8 +66,7 @@ class ShardBuffer:
     """Rows of one shard, all layers and kinds; filled by `write`, handed to `StoreWriter.publish`."""
 
     def __init__(self, manifest: Manifest, shard: int) -> None:
-        if not manifest.holds(shard):
-            raise ConfigError(f"shards here are {_spoken(manifest)}; got {shard}")
+        refuse_other_shard(manifest, shard)
         self.shard = shard
         self.rows = manifest.shard_range(shard)
         self.manifest = manifest
@@ -117,11 +122,14 @@ class ShardBuffer:
             ConfigError: the layer is not kept, the shape or the type differs, or the rows leave the shard.
         """
         manifest = self.manifest
-        expected = (len(tokens), manifest.layout.num_tokens, manifest.dim)
-        if tokens.shape != expected or offset < 0 or offset + len(tokens) > len(self.rows):
+        expected = (manifest.layout.num_tokens, manifest.dim)
+        if tokens.ndim != 3 or tokens.shape[1:] != expected:
             raise ConfigError(
-                f"rows {offset} to {offset + len(tokens)} of shard {self.shard} (of {len(self.rows)} rows) "
-                f"take tokens of the shape {expected}; got {tokens.shape}"
+                f"tokens of whole layers have the shape (n, {expected[0]}, {expected[1]}); got {tokens.shape}"
+            )
+        if offset < 0 or offset + len(tokens) > len(self.rows):
+            raise ConfigError(
+                f"shard {self.shard} takes rows in 0 to {len(self.rows)}; got {len(tokens)} at row {offset}"
             )
         if layer not in manifest.layers:
             raise ConfigError(f"this store keeps the layers {manifest.layers}; got {layer}")

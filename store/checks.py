@@ -74,7 +74,8 @@ def _absmax(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
             tokens = tokens & bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
         np.maximum(high, tokens.max(axis=0), out=high)
     if steps is None:
-        return np.asarray(to_float32(high.view(held.dtype)), np.float64)
+        with np.errstate(invalid="ignore"):  # a NaN of float16 may be one that signals
+            return np.asarray(to_float32(high.view(held.dtype)), np.float64)
     if not is_ok.any():
         return np.zeros(dim)
     ends = to_float32(np.stack([low, high]), steps.scale, steps.offset)
@@ -108,7 +109,8 @@ def _range_exceeded(held_type: Any) -> tuple[str, str]:
 
 
 def _shown(held: Any) -> float:
-    return np.nan if held.dtype == np.int8 else float(to_float32(np.array([held]))[0])
+    with np.errstate(invalid="ignore"):
+        return np.nan if held.dtype == np.int8 else float(to_float32(np.array([held]))[0])
 
 
 def refuse_imprecise(manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, content: Content) -> None:

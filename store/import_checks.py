@@ -78,8 +78,9 @@ def _differing(
     """Rows of a shard, of those that the source was read for, that read as something else."""
     manifest = writer.manifest
     rows = range(max(record.rows[0], source.rows.start), min(record.rows[1], source.rows.stop))
-    no_row = np.broadcast_to(np.False_, manifest.num_rows)
-    chunks = ChunkSource(Folder(writer.path), manifest, lambda _: record, no_row)
+    is_ok = np.ones(manifest.num_rows, np.bool_)
+    is_ok[[row for row, *_ in record.bad]] = False
+    chunks = ChunkSource(Folder(writer.path), manifest, lambda _: record, is_ok)
     for array, expected in source.hashes.items():
         for start in range(rows.start, rows.stop, _ROWS_BACK):
             part = range(start, min(start + _ROWS_BACK, rows.stop))

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from .arrow import pa
-from .buffer import ShardBuffer
+from .buffer import ShardBuffer, refuse_other_shard
 from .checks import checked_content, refuse_imprecise
 from .completion import is_completed, write_completion
 from .cores import in_threads, num_cores
@@ -87,6 +87,12 @@ class StoreWriter:
             self._give_up(self._claimed.pop(shard))
         self._close()
 
+    def _refuse_closed(self) -> None:
+        if not self._close.alive:
+            raise ConfigError(
+                f"a writer writes until it is closed; that of {self.path} is; open another by create_store"
+            )
+
     @property
     def unfinished(self) -> list[int]:
         """Shards without a valid record, or whose files are not all there with their recorded sizes."""
@@ -127,8 +133,11 @@ class StoreWriter:
             False if it is finished, or another thread or process owns it.
 
         Raises:
+            ConfigError: there is no such shard here, or the writer is closed.
             StoreError: the disk is full, read-only or gone.
         """
+        self._refuse_closed()
+        refuse_other_shard(self.manifest, shard)
         try:
             refuse_another_folder(self._handle, self.path)
             mark = own(self.path, self.manifest, shard)
@@ -172,14 +181,15 @@ class StoreWriter:
                 raises, nothing is published.
 
         Raises:
-            ConfigError: the buffer was made for another store, the outcomes are not one a row, or there are
-                fewer threads than one.
+            ConfigError: the buffer was made for another store, the outcomes are not one a row, there are
+                fewer threads than one, or the writer is closed.
             NonFiniteError: a row that is ok holds a NaN, an infinity or what float16 cannot hold; nothing is
                 published.
             PrecisionError: int8 codes are further off than they may be; nothing is published.
             ShardBusyError: another thread or process is publishing this shard.
             StoreError: the disk is full, read-only or gone; finished shards are kept.
         """
+        self._refuse_closed()
         _refuse_foreign(buffer, self.manifest)
         if len(outcomes) != len(buffer.rows):
             raise ConfigError(
@@ -244,10 +254,12 @@ class StoreWriter:
         """Merge all outcomes into samples.parquet and write index.parquet; nothing to do if both are sound.
 
         Raises:
+            ConfigError: the writer is closed.
             IncompleteStoreError: a shard is unfinished.
             CorruptStoreError: a record or its statistics were altered.
             PrecisionError: int8 patches of a layer as a whole are below R2 = 0.999.
         """
+        self._refuse_closed()
         unfinished = self.unfinished
         if unfinished:
             raise IncompleteStoreError(
