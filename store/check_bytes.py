@@ -7,10 +7,9 @@ second on one core and lets other threads run meanwhile, so that a few files at 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
@@ -29,7 +28,7 @@ Progress = Callable[[int, int], None]
 _REMOTE_THREADS: Final = 16
 _MOST_LOCAL_THREADS: Final = 9
 """Of one more than there are cores, so that one waits for the disk while the others hash."""
-_TELL_BYTES: Final = 32 << 20
+_REPORT_BYTES: Final = 32 << 20
 _GONE: Final = "it vanished meanwhile"
 
 
@@ -97,51 +96,64 @@ def _hashes(
     storage: Storage, files: Sequence[_File], done: int, total: int, progress: Progress | None
 ) -> list[str | StoreError]:
     """Hash of every file, or why there is none, in their order."""
-    told: SimpleQueue[int | None] = SimpleQueue()
-    stop = threading.Event()
+    local = min(num_cores() + 1, _MOST_LOCAL_THREADS)
+    threads = local if storage.folder is not None else _REMOTE_THREADS
+    hashing = _Hashing(storage)
+    with ThreadPoolExecutor(threads, "activault-verify") as pool:
+        try:
+            running = [hashing.submit(pool, file) for file in files]
+            for size in hashing.sizes(len(running)):
+                done += size
+                if progress is not None:
+                    progress(min(done, total), total)
+        finally:
+            hashing.stop.set()
+            pool.shutdown(cancel_futures=True)
+    return [future.result() for future in running]
 
-    def hash_of(file: _File) -> str | StoreError:
+
+class _Hashing:
+    """Files hashed in threads, which report the bytes they have done to the one that waits for them."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._reports: SimpleQueue[int | None] = SimpleQueue()
+        """Bytes that were hashed; None for a file that is done."""
+        self.stop = threading.Event()
+
+    def submit(self, pool: ThreadPoolExecutor, file: _File) -> Future[str | StoreError]:
+        """Have a file hashed in a thread of the pool."""
+        future = pool.submit(self._hash, file)
+        future.add_done_callback(lambda _: self._reports.put(None))
+        return future
+
+    def sizes(self, num_files: int) -> Iterator[int]:
+        """Bytes as they are hashed, 0 at first, until so many files are done."""
+        yield 0
+        while num_files:
+            size = self._reports.get()
+            if size is None:
+                num_files -= 1
+            else:
+                yield size
+
+    def _hash(self, file: _File) -> str | StoreError:
         waiting = 0
 
         def advance(size: int) -> None:
             nonlocal waiting
-            if stop.is_set():
+            if self.stop.is_set():
                 raise _StoppedError
             waiting += size
-            if waiting >= _TELL_BYTES:  # the thread that is told takes the interpreter from those that hash
-                told.put(waiting)
+            if waiting >= _REPORT_BYTES:  # a report takes the interpreter from those that hash
+                self._reports.put(waiting)
                 waiting = 0
 
         try:
-            return file.hash_of(storage, file.path, advance)
+            return file.hash_of(self._storage, file.path, advance)
         except StoreError as exc:
             return exc
         except FileNotFoundError:
             return _GONE
         finally:
-            told.put(waiting)
-
-    local = min(num_cores() + 1, _MOST_LOCAL_THREADS)
-    threads = local if storage.folder is not None else _REMOTE_THREADS
-    with ThreadPoolExecutor(threads, "activault-verify") as pool:
-        try:
-            running: list[Future[str | StoreError]] = []
-            for file in files:
-                future = pool.submit(partial(hash_of, file))
-                future.add_done_callback(lambda _: told.put(None))
-                running.append(future)
-            waiting = len(running)
-            if progress is not None:
-                progress(done, total)
-            while waiting:
-                size = told.get()
-                if size is None:
-                    waiting -= 1
-                    continue
-                done += size
-                if progress is not None:
-                    progress(min(done, total), total)
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-    return [future.result() for future in running]
+            self._reports.put(waiting)

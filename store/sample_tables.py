@@ -20,7 +20,7 @@ from .index import Index
 from .manifest import Manifest
 from .remedies import AGAIN
 from .root import Root
-from .samples import ABSENT, OK, PENDING, content_hash, label_ids, samples_schema, with_records
+from .samples import ABSENT, OK, PENDING, coded, content_hash, label_ids, samples_schema, with_records
 from .sealed import read_sealed
 from .shards import ShardIndex
 from .storage import Storage
@@ -111,8 +111,8 @@ class SampleTable:
         """(num_rows,) whether a row is finished and its image was ok."""
         if self.complete and not self._shards.num_bad and self._manifest.shards is None:
             return np.broadcast_to(np.True_, self._manifest.num_rows)  # takes no memory, whatever the number
-        is_ok: Any = pc.equal(self._column("status"), pa.scalar(OK))
-        return np.asarray(is_ok.to_numpy(), dtype=np.bool_)
+        texts, codes = coded(self._column("status"))
+        return np.array([*(text == OK for text in texts), False])[codes]
 
     @cached_property
     def bad_counts(self) -> dict[str, int]:
