@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,8 @@ from .creation import is_free, plan_store
 from .errors import ConfigError, CorruptStoreError, ShardBusyError, StoreError, StoreMismatchError
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
 from .files import at_work, atomic_write, disk_error, refuse_another_folder
-from .marks import begin_again, collect_leftovers, own
+from .marks import begin_again, collect_leftovers, own, owned_shards
+from .records import record_path
 from .restoring import restore_records
 from .storage import Folder
 
@@ -60,7 +61,8 @@ def copy_store(
         ConfigError: fewer threads than one.
         StoreMismatchError: another store is there; the first difference is named.
         NotAStoreError: something else is there.
-        CorruptStoreError: a file is damaged in the source; it is never left in the copy.
+        CorruptStoreError: a file is damaged in the source, or a source changed meanwhile; no such file is
+            left in the copy.
         UnreachableError: a source does not answer.
         StoreError: the disk has no room, is read-only or gone; finished shards are kept.
     """
@@ -69,6 +71,10 @@ def copy_store(
     copy = _Copy(plan, path, retries or Retries(), progress, deep=deep)
     try:
         copy.run(num_threads)
+    except CorruptStoreError:
+        for source in plan.sources():
+            source.refuse_changed()
+        raise
     except OSError as exc:
         raise disk_error(exc, path, copy.left_bytes) from exc
 
@@ -119,6 +125,7 @@ class _Copy:
             if not free:
                 self._mend_planned()
             todo = [shard for shard in plan.shards if self._deep or shard not in kept]
+            self._collect_marks(except_for=todo)
             self.arrived(0 if self._deep else sum(kept.values()))
             while todo := self._copy_shards(todo, num_threads):
                 self.stop.wait(_BUSY_S)  # others have those
@@ -137,6 +144,17 @@ class _Copy:
         # A shard whose record was damaged or deleted stays valid by the index while it is looked at.
         restored = restore_records(self.path)
         self._distrusted = frozenset(self.plan.shards if self._deep else restored)
+
+    def _collect_marks(self, except_for: Iterable[int]) -> None:
+        """Remove marks beside records, which a killed copy left; living owners' stay.
+
+        Such a mark would say of a record that is lost later that it was never made. Marks of shards without a
+        record stay, with the files: whoever copies those shards goes on with both.
+        """
+        for shard in sorted(set(owned_shards(self.path)).difference(except_for)):
+            if (self.path / record_path(shard)).exists():
+                with suppress(ShardBusyError):
+                    own(self.path, self.plan.manifest, shard).discard()
 
     def _plan(self, samples: pa.Table) -> None:
         root = plan_store(self.path, self.plan.manifest, samples, self._fetch_teacher, REMEDY)

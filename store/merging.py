@@ -16,11 +16,11 @@ from .destinations import checked_destination
 from .differences import first_difference, spoken
 from .errors import ConfigError, StoreMismatchError
 from .fetching import Retries
-from .joins import picked
+from .joins import RecordPiece, picked, refuse_contradictions
 from .layout import KINDS
 from .manifest import Manifest, Quantisation
 from .parts import part_samples
-from .records import ArrayFile, ArrayKey, array_folder, arrays_of
+from .records import ArrayFile, ArrayKey, ShardRecord, array_folder, arrays_of
 from .root import make_root
 from .sources import CopySource, open_source
 from .storage import Storage
@@ -175,19 +175,20 @@ def _pieces(sources: Sequence[CopySource], manifest: Manifest, shard: int) -> tu
     """Who gives which arrays of a shard.
 
     Raises:
-        StoreMismatchError: two sources have different files, or an array would be missing.
+        StoreMismatchError: two sources have different files, disagree about the images, or an array would be
+            missing.
     """
+    holders = _holders(sources, shard)
     given: dict[ArrayKey, tuple[CopySource, ArrayFile]] = {}
-    for source in sources:
-        if not source.manifest.holds(shard) or shard not in source.finished_set:
-            continue
-        for array, file in zip(arrays_of(source.manifest), source.record(shard).files, strict=True):
+    for source, record in holders:
+        for array, file in zip(arrays_of(source.manifest), record.files, strict=True):
             first, known = given.setdefault(array, (source, file))
             if known != file:
                 raise StoreMismatchError(
                     f"shard {shard} is not the same in both: {file.path} has the hash {known.hash} in "
                     f"{first.where} and {file.hash} in {source.where}; leave one of the two stores out"
                 )
+    refuse_contradictions([RecordPiece(source.where, record, ()) for source, record in holders])
     missing = [array for array in arrays_of(manifest) if array not in given]
     if missing:
         places = ", ".join(array_folder(array.layer, array.kind) for array in missing[:3])
@@ -200,6 +201,19 @@ def _pieces(sources: Sequence[CopySource], manifest: Manifest, shard: int) -> tu
         )
     return tuple(
         Piece(source, tuple(array for array, (giver, _) in given.items() if giver is source))
-        for source in sources
+        for source, _ in holders
         if any(giver is source for giver, _ in given.values())
     )
+
+
+def _holders(sources: Sequence[CopySource], shard: int) -> list[tuple[CopySource, ShardRecord]]:
+    """Sources that have finished a shard, and their records; first those that know the images' contents.
+
+    So the merged record knows them whichever source is named first.
+    """
+    holders = [
+        (source, source.record(shard))
+        for source in sources
+        if source.manifest.holds(shard) and shard in source.finished_set
+    ]
+    return sorted(holders, key=lambda holder: holder[1].images is None)

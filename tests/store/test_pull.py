@@ -212,6 +212,20 @@ def test_a_missing_file_is_named(copy: Path, tmp_path: Path) -> None:
         pull(copy, tmp_path / "b.zarr", retries=AT_ONCE)
 
 
+def test_missing_statistics_are_named_with_what_to_do(copy: Path, tmp_path: Path) -> None:
+    (copy / "shards/00001.stats.safetensors").unlink()
+    said = (
+        r"00001.stats.safetensors is missing in .*copy.zarr; copy from another source, or, if it changed mean"
+    )
+    with pytest.raises(CorruptStoreError, match=said):
+        pull(copy, tmp_path / "b.zarr", retries=AT_ONCE)
+
+
+def test_a_source_that_is_not_there_is_no_store_to_be_made(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError, match=r"nothing.zarr does not exist; check the path$"):
+        pull(tmp_path / "nothing.zarr", tmp_path / "b.zarr")
+
+
 def test_a_longer_file_is_not_read_to_its_end(copy: Path, tmp_path: Path) -> None:
     with (copy / "layer_00/cls/c/3/0/0").open("ab") as file:
         file.truncate(1 << 40)  # takes no room, and would fill any disk as a copy

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from http_server import Body, Cut, Short, StaticServer, Status
+from http_server import Body, Cut, Headers, Short, StaticServer, Status
 from s3_server import S3
 
 from activault.store import (
     CorruptStoreError,
     NotAStoreError,
+    StorageError,
     StoreError,
     open_store,
     verify_store,
@@ -181,6 +182,31 @@ def test_a_server_that_does_not_recover(
     assert tree(path) == tree(written.path)
     arrays = [request for request in server.requests if "/c/" in request.path]
     assert 1 <= len(arrays) < 12  # what had arrived was not asked for again
+
+
+REFUSED = {
+    "416": Status(416),
+    "an absurd length": Headers((("Content-Length", "99999999999999"),)),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED.values(), ids=REFUSED)
+def test_a_server_that_gives_no_byte_of_a_file(
+    written: Plan, tmp_path: Path, serve: Serve, fault: Status | Headers
+) -> None:
+    server = serve(written.path.parent)
+    server.fault(fault, match="layer_02/cls/c/1")
+    with pytest.raises(
+        StorageError, match=r"c/1/0/0 must have \d+ bytes; .*this place misbehaves; try again"
+    ):
+        pull(Remote(f"{server.url}/a.zarr", QUICK), tmp_path / "b.zarr", retries=AT_ONCE)
+
+
+def test_an_empty_file_on_the_server_is_damaged(copy: Path, tmp_path: Path, serve: Serve) -> None:
+    (copy / "layer_02/cls/c/1/0/0").write_bytes(b"")
+    server = serve(copy.parent)
+    with pytest.raises(CorruptStoreError, match=r"it has 0; so it is damaged in .*copy from another source"):
+        pull(Remote(f"{server.url}/copy.zarr", QUICK), tmp_path / "b.zarr", retries=AT_ONCE)
 
 
 def test_bytes_that_change_on_the_way_are_asked_for_again(
