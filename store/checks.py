@@ -14,14 +14,15 @@ import numpy.typing as npt
 from .buffer import ShardBuffer
 from .codecs import BLOCK_VALUES, MAX_CODE, non_finite, to_float32
 from .conversion import MAX_BFLOAT16, MAX_FLOAT16
+from .cores import in_threads
 from .errors import NonFiniteError, PrecisionError
 from .manifest import Manifest
 from .quantise import MAX_ERROR, Steps
-from .records import ArrayKey
+from .records import ArrayKey, arrays_of
 from .shard_writing import Content
 from .statistics import ChannelStats
 
-__all__ = ["checked_content", "refuse_imprecise", "refuse_imprecise_store"]
+__all__ = ["checked_contents", "refuse_imprecise_store"]
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
@@ -29,14 +30,31 @@ Mask = npt.NDArray[np.bool_]
 _REMEDY: Final = "plan the store with dtype bfloat16, or with another seed: it calibrates on other rows"
 
 
-def checked_content(
-    manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, is_ok: Mask, keys: Any
-) -> Content:
-    """One array of a shard, all of its ok rows finite.
+def checked_contents(
+    manifest: Manifest, buffer: ShardBuffer, is_ok: Mask, keys: Any, threads: int
+) -> dict[ArrayKey, Content]:
+    """Every array of a shard, each looked at in one of some threads.
+
+    Args:
+        manifest: of the store.
+        buffer: all values of the shard.
+        is_ok: (rows,); other rows have no say.
+        keys: a column with the key of every row of the store, for messages.
+        threads: how many.
 
     Raises:
         NonFiniteError: a row that is ok holds a NaN, an infinity or a value that the dtype cannot hold.
+        PrecisionError: int8 codes are further off than the format allows.
     """
+    arrays = list(arrays_of(manifest))
+    checked = in_threads(lambda array: _content(manifest, buffer, array, is_ok, keys), arrays, threads)
+    contents = dict(zip(arrays, checked, strict=True))
+    for array, content in contents.items():
+        _refuse_imprecise(manifest, buffer, array, content)
+    return contents
+
+
+def _content(manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, is_ok: Mask, keys: Any) -> Content:
     steps = _steps_of(manifest, array)
     held = buffer.held(array)
     absmax = _absmax(held, is_ok, steps)
@@ -113,7 +131,7 @@ def _shown(held: Any) -> float:
         return np.nan if held.dtype == np.int8 else float(to_float32(np.array([held]))[0])
 
 
-def refuse_imprecise(manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, content: Content) -> None:
+def _refuse_imprecise(manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, content: Content) -> None:
     """Refuse a shard whose quantised patches are further off than the format allows.
 
     Raises:

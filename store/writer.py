@@ -21,7 +21,7 @@ import numpy as np
 
 from .arrow import pa
 from .buffer import ShardBuffer, refuse_other_shard
-from .checks import checked_content, refuse_imprecise
+from .checks import checked_contents
 from .completion import is_completed, write_completion
 from .cores import in_threads, num_cores
 from .differences import first_difference, spoken
@@ -34,7 +34,6 @@ from .records import (
     ArrayKey,
     FileRecord,
     ShardRecord,
-    arrays_of,
     make_record,
     mark_path,
     statistics_path,
@@ -197,18 +196,24 @@ class StoreWriter:
             )
         if threads is not None and threads < 1:
             raise ConfigError(f"a shard is written by 1 thread or more; got {threads}")
-        arrays = list(arrays_of(self.manifest))
+        num_arrays = len(self.manifest.layers) * len(self.manifest.kinds)
         # Two chunks a thread are within the bound as long as there are no more threads than chunks.
-        threads = min(threads or num_cores(), len(arrays), self.manifest.chunks_per_shard)
+        threads = min(threads or num_cores(), num_arrays, self.manifest.chunks_per_shard)
         is_ok = np.array([outcome.status == OK for outcome in outcomes], dtype=bool)
         for offset in np.flatnonzero(~is_ok):
             buffer.clear(int(offset))
-        checked = in_threads(
-            lambda array: checked_content(self.manifest, buffer, array, is_ok, self._keys), arrays, threads
-        )
-        contents = dict(zip(arrays, checked, strict=True))
-        for array, content in contents.items():
-            refuse_imprecise(self.manifest, buffer, array, content)
+        contents = checked_contents(self.manifest, buffer, is_ok, self._keys, threads)
+        return self._publish(buffer, outcomes, contents, threads, check)
+
+    def _publish(
+        self,
+        buffer: ShardBuffer,
+        outcomes: Sequence[Outcome],
+        contents: Mapping[ArrayKey, Content],
+        threads: int,
+        check: Callable[[ShardRecord], object] | None,
+    ) -> ShardRecord:
+        """Own the shard, write it and let it go again, whatever comes."""
         try:
             refuse_another_folder(self._handle, self.path)
             mark = self._claimed.pop(buffer.shard, None) or own(self.path, self.manifest, buffer.shard)
