@@ -6,8 +6,7 @@ Records and statistics in, one Parquet file out; and back, parsed only as far as
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -75,25 +74,18 @@ class IndexSummary(Model):
     arrays_digest: str
 
 
-@dataclass(frozen=True)
 class Index:
     """A read index: its bytes, of which records are decoded as they are asked for.
 
     Of 12,500 shards the bytes are 47 MB, and the records' texts decoded all at once 160 MB.
     """
 
-    manifest: Manifest
-    summary: IndexSummary
-    table: SealedTable
-
-    @cached_property
-    def _records(self) -> Callable[[int], Any]:
-        """Records' texts of one row group, the last ones asked for kept."""
-
-        def read(table: SealedTable, group: int) -> Any:
-            return table.read(["record"], range(group, group + 1))["record"]
-
-        return lru_cache(_KEPT_GROUPS)(partial(read, self.table))
+    def __init__(self, manifest: Manifest, summary: IndexSummary, table: SealedTable) -> None:
+        self.manifest = manifest
+        self.summary = summary
+        self._table = table
+        # Without a lock, unlike anything of our own: a child may be forked while a thread reads.
+        self._records = lru_cache(_KEPT_GROUPS)(partial(_records_of, table))
 
     def record_text(self, shard: int) -> bytes:
         """Text of the record file of a shard that is held here.
@@ -102,9 +94,9 @@ class Index:
             CorruptStoreError: it cannot be decoded.
         """
         place = bisect_left(self.manifest.held_shards, shard)
-        group = self.table.group_of(place)
+        group = self._table.group_of(place)
         try:
-            text = str(self._records(group)[place - self.table.group_starts[group]].as_py())
+            text = str(self._records(group)[place - self._table.group_starts[group]].as_py())
         except UnicodeDecodeError as exc:
             raise CorruptStoreError(f"{INDEX}: the record of shard {shard} is no text; {_REMEDY}") from exc
         return text.encode()
@@ -124,7 +116,7 @@ class Index:
         self._statistics_table()
 
     def _statistics_table(self) -> pa.Table:
-        start, table = len(self.manifest.held_shards), self.table
+        start, table = len(self.manifest.held_shards), self._table
         groups = range(table.group_of(start), table.num_groups)
         return table.read(_STATISTICS, groups).slice(start - table.group_starts[groups.start])
 
@@ -140,6 +132,11 @@ class Index:
         if list(found) != list(arrays_of(self.manifest)):
             raise CorruptStoreError(f"{INDEX} must have the statistics of every array; {_REMEDY}")
         return found
+
+
+def _records_of(table: SealedTable, group: int) -> Any:
+    """Texts of the records of one row group, and null for each of its other lines."""
+    return table.read(["record"], range(group, group + 1))["record"]
 
 
 def _vector(values: Sequence[float | None] | None, dim: int) -> npt.NDArray[np.float64]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .chunk_index import IndexCache, join_spans, read_chunk_index
+from .chunk_index import MAX_GAP_BYTES, IndexCache, join_spans, read_chunk_index
 from .codecs import most_chunk_bytes
 from .decoding import decode_chunk
 from .errors import CorruptStoreError
@@ -49,6 +49,8 @@ class ShardFile:
         self._compression = manifest.compression
         self._what = record.path
         self._most = most_chunk_bytes(self._shape)
+        # Here nothing that is not wanted is read: asking twice costs microseconds.
+        self._max_gap = 0 if storage.folder is not None else MAX_GAP_BYTES
         with self._missing_is_corrupt():
             self._file = storage.open(record.path, record.bytes)
         try:
@@ -88,7 +90,7 @@ class ShardFile:
             CorruptStoreError: a chunk is missing or does not lie in the file.
             StorageError: the file cannot be read.
         """
-        for span in join_spans(self._index, chunks):
+        for span in join_spans(self._index, chunks, self._max_gap):
             longest = max(length for *_, length in span.chunks)
             if longest > self._most:
                 raise CorruptStoreError(
