@@ -26,6 +26,7 @@ _MOST_ROWS: Final = 1 << 28
 _REMEDY: Final = "import reads what the reference's own script writes; write the array again like that"
 _NUMBERS: Final = ("NaN", "Infinity", "-Infinity")
 """Fill values that Zarr writes as words."""
+_MOST_FLOAT32: Final = float(np.finfo(np.float32).max)
 
 Four = tuple[int, int, int, int]
 
@@ -135,7 +136,7 @@ def _fill(file: Path, value: dict[str, Any]) -> np.float32 | None:
         number = float(said)
     except OverflowError:  # an integer beyond float64
         number = math.inf
-    if math.isinf(number) or abs(number) > np.finfo(np.float32).max:
+    if math.isinf(number) or abs(number) > _MOST_FLOAT32:
         if said not in _NUMBERS:
             raise _refusal(file, value, "fill_value", "null or a number that float32 can hold")
         return None  # a row that holds it is not finite, whatever it means
