@@ -11,7 +11,7 @@ A map of the room; FORMAT.md says what the files of a store mean:
     bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
                         shard_files, shard_writing
     tables and records  files, sealed, outcomes, samples, sample_tables, records, presence, index, root,
-                        completion; card, markup
+                        metadata, completion; card, markup
     places              storage, places, remote, answers, aws, fetching
     writing             creation, differences, buffer, checks, marks, writer
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays; plan,

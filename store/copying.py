@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Final
 
 from .arrow import pa
-from .check_structure import planned_metadata
 from .completion import is_completed, write_completion
 from .copy_plan import REMEDY, CopyPlan, kept_bytes, kept_shards, record_there
 from .copy_shard import ShardCopy
 from .creation import is_free, plan_store
 from .errors import ConfigError, CorruptStoreError, ShardBusyError, StoreError, StoreMismatchError
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
-from .files import at_work, atomic_write, disk_error, refuse_another_folder
+from .files import at_work, disk_error, refuse_another_folder
 from .marks import begin_again, collect_leftovers, own, owned_shards
+from .metadata import restore_metadata
 from .records import record_path
 from .restoring import restore_records
 from .storage import Folder
@@ -136,11 +136,7 @@ class _Copy:
     def _mend_planned(self) -> None:
         """Bring back what planning made and is not there any more, or not as it was."""
         self._fetch_teacher(self.path / "teacher")  # those that are there are looked at
-        for name, content in planned_metadata(self.plan.manifest).items():
-            file = self.path / name
-            if not file.is_file() or file.read_bytes() != content:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                atomic_write(file, content)
+        restore_metadata(self.path, self.plan.manifest)
         # A shard whose record was damaged or deleted stays valid by the index while it is looked at.
         restored = restore_records(self.path)
         self._distrusted = frozenset(self.plan.shards if self._deep else restored)

@@ -23,16 +23,20 @@ from .arrow import pa
 from .cores import memory_bytes
 from .creation import create_store, is_free
 from .errors import ConfigError, ImageSourceError
+from .files import at_work, disk_error
 from .grid import SHARD_BUFFER_BYTES
 from .import_blocks import blocks, calibrated
 from .import_checks import SourceRows, hold_against, refuse_changed_source
 from .import_plan import ImportOptions, aligned_grid, infer_layout, plan_import
 from .manifest import Manifest
+from .metadata import restore_metadata
 from .provenance import UNKNOWN
 from .reader import Store, open_store
 from .reference import Reference, RowFault, open_reference
+from .root import read_root
 from .row_lists import read_row_list
 from .samples import Outcome, plan_samples
+from .storage import Folder
 from .writer import StoreWriter
 
 __all__ = ["ImportOptions", "ImportSummary", "import_reference"]
@@ -85,7 +89,7 @@ def import_reference(
     """
     start = time.perf_counter()
     reference = open_reference(source)
-    there = None if is_free(store) else open_store(store)
+    there = None if is_free(store) else _opened(store)
     manifest = _manifest(reference, options, there)
     samples = _samples(reference, options)
     with create_store(store, manifest, samples, {}) as writer:
@@ -95,6 +99,17 @@ def import_reference(
         _refuse_all_bad(open_store(store), reference)
         writer.complete()
     return _summary(open_store(store), options, num_new, start)
+
+
+def _opened(store: Path) -> Store:
+    """The store that is to be gone on with; what it has lost of its `zarr.json` files is made again."""
+    manifest = read_root(Folder(store)).manifest
+    try:
+        with at_work(store):
+            restore_metadata(store, manifest)
+    except OSError as exc:
+        raise disk_error(exc, store, 1 << 20) from exc
+    return open_store(store)
 
 
 def _manifest(reference: Reference, options: ImportOptions, there: Store | None) -> Manifest:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .card import CARD
-from .check_structure import planned_metadata
 from .completion import SAMPLES
 from .errors import CorruptStoreError, IncompleteStoreError
 from .fetching import FileToFetch
 from .files import xxh3
 from .index import INDEX, read_index
+from .metadata import planned_metadata
 from .records import record_path
 from .root import ROOT, Root
 from .sources import read_source_root

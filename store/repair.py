@@ -17,15 +17,15 @@ from typing import Final, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from .arrow import pa
-from .check_structure import planned_metadata
 from .completion import SAMPLES
 from .errors import ConfigError, CorruptStoreError, StoreError, StoreMismatchError
 from .fetching import FileToFetch
-from .files import at_work, atomic_write, disk_error, parse_json, pretty_json
+from .files import at_work, disk_error, parse_json, pretty_json
 from .findings import Fault, VerifyReport
 from .index import INDEX
 from .manifest import Manifest
 from .marks import begin_again
+from .metadata import restore_metadata
 from .models import Model
 from .presence import has_record
 from .records import SHARD_DIGITS, read_record
@@ -203,21 +203,13 @@ def rebuild(path: Path | str, plan: RepairPlan) -> None:
     root = checked_root(path, plan)
     try:
         with at_work(path):
-            _write_metadata(path, root.manifest, set(plan.metadata))
+            restore_metadata(path, root.manifest, set(plan.metadata))
             _restore_records(path, root.manifest, plan.records)
             _delete(path, root.manifest, plan.delete)
             if INDEX in plan.tables:
                 begin_again(path, ())
     except OSError as exc:
         raise disk_error(exc, path, 1 << 20) from exc
-
-
-def _write_metadata(path: Path, manifest: Manifest, asked: set[str]) -> None:
-    (path / "shards").mkdir(exist_ok=True)
-    for name, content in planned_metadata(manifest).items():
-        if name in asked:
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path / name, content)
 
 
 def _restore_records(path: Path, manifest: Manifest, shards: Iterable[int]) -> None:

@@ -16,6 +16,7 @@ from activault.store import (
     importing,
     open_store,
     shard_writing,
+    verify_store,
 )
 from activault.store.importing import ImportOptions, import_reference
 
@@ -23,6 +24,19 @@ from activault.store.importing import ImportOptions, import_reference
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_reference(tmp_path / "activations.zarr", random_values())
+
+
+@pytest.mark.parametrize("name", ["layer_02/zarr.json", "layer_02/patches/zarr.json"])
+def test_what_the_manifest_implies_is_made_again(source: Path, tmp_path: Path, name: str) -> None:
+    store = tmp_path / "s.zarr"
+    digest = import_reference(source, store, LAYOUT).digest
+    (store / name).write_bytes(b"{}")
+    report = verify_store(store)
+    assert [fault.where for fault in report.faults] == [name]
+    assert "of an imported store the same `activault import`" in report.faults[0].detail
+    again = import_reference(source, store, LAYOUT)
+    assert (again.num_new, again.digest) == (0, digest)
+    assert verify_store(store, deep=True, complete=True).ok
 
 
 def test_it_goes_on_where_it_stopped(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
