@@ -44,7 +44,7 @@ def show_facts(facts: dict[str, Any]) -> None:
     rows = [(key, _spoken(key, value)) for key, value in _flat(facts)]
     width = max(len(key) for key, _ in rows)
     for key, value in rows:
-        console.out.print(f"{key:<{width}}  {printable(value)}", soft_wrap=True)
+        console.say(f"{key:<{width}}  {printable(value)}")
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -104,16 +104,16 @@ def show_report(path: Path | str, report: VerifyReport) -> None:
     for remedy, title in _TITLES.items():
         faults = [fault for fault in report.faults if fault.remedy == remedy]
         if faults:
-            console.out.print(f"{title} ({len(faults)}):", soft_wrap=True)
+            console.say(f"{title} ({len(faults)}):")
         for fault in faults:
-            console.out.print(f"  {printable(str(fault))}", soft_wrap=True)
+            console.say(f"  {printable(str(fault))}")
     for note in report.notes:
-        console.out.print(f"note: {printable(str(note))}", soft_wrap=True)
+        console.say(f"note: {printable(str(note))}")
     verdict = "sound" if report.ok else f"{len(report.faults)} fault(s)"
-    console.out.print(f"{path}: {verdict}, {_spoken_state(report)}", soft_wrap=True)
+    console.say(f"{path}: {verdict}, {_spoken_state(report)}")
     plan = plan_repair(report)
     if plan.shards or plan.records or plan.metadata or plan.tables or plan.delete:
-        console.out.print(_repair_hint(path, plan), soft_wrap=True)
+        console.say(_repair_hint(path, plan))
 
 
 def _spoken_state(report: VerifyReport) -> str:
