@@ -1,4 +1,4 @@
-"""The `zarr.json` files below a store's own: all of them follow from the manifest, and can be made again from it.
+"""The `zarr.json` files below a store's own: all follow from the manifest, and can be made again from it.
 
 A manifest in; their bytes by path out, or the files themselves.
 """

@@ -124,7 +124,7 @@ def content_hash(samples: pa.Table) -> str:
         column = samples[name]
         for start in range(0, len(column), _HASH_ROWS):
             block = column.slice(start, _HASH_ROWS)
-            lengths = _numbers(pc.binary_length(block), -1).astype("<i8")
+            lengths = _numbers(pc.binary_length(block), -1).astype("<i8").tobytes()
             state.update(lengths)
             for chunk in block.chunks:
                 state.update(_text(chunk))
