@@ -79,8 +79,19 @@ class ImportOptions:
         for name, count, least in (("registers", self.registers, 0), ("heads", self.heads, 1)):
             if count is not None and count < least:
                 raise ConfigError(f"{name} is at least {least}; got {count}")
+        for name, text in (("teacher", self.teacher), ("license", self.license), ("citation", self.citation)):
+            if not _is_unicode(text):
+                raise ConfigError(f"{name} is text in UTF-8; got {text[:100]!r}")
         if self.grid is not None and min(self.grid) < 1:
             raise ConfigError(f"a grid is rows x columns, each at least 1; got {self.grid[0]}x{self.grid[1]}")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # an argument of the command line may be any bytes
+        return False
+    return True
 
 
 def infer_layout(num_tokens: int, options: ImportOptions) -> TokenLayout:

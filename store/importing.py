@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
 from .arrow import pa
 from .cores import memory_bytes
@@ -113,6 +114,17 @@ def _opened(store: Path) -> Store:
 
 
 def _manifest(reference: Reference, options: ImportOptions, there: Store | None) -> Manifest:
+    try:
+        return _planned(reference, options, there)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise ConfigError(
+            f"{reference.path} cannot become a store of format 1: {'.'.join(map(str, first['loc']))}: "
+            f"{first['msg']}; got {str(first['input'])[:100]}; state what else its shape means"
+        ) from exc
+
+
+def _planned(reference: Reference, options: ImportOptions, there: Store | None) -> Manifest:
     has = None if there is None else there.manifest
     if has is not None and options.shard_rows in (None, has.shard_rows):
         grid = has.shard_rows, has.chunk_rows  # whatever this machine's memory would suggest

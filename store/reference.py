@@ -13,6 +13,7 @@ files are read one by one, and one that is missing is an error or a bad row, nev
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -82,8 +83,8 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """Last part of its path."""
-        return self.path.resolve().name
+        """Last part of its path, as text that can be stored: a name may be any bytes."""
+        return os.fsencode(self.path.resolve().name).decode("utf-8", "backslashreplace")
 
     def spans(self, rows: range) -> Iterator[Span]:
         """Blocks of whole chunks that cover `rows`, without the rows that are not asked for."""

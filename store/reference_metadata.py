@@ -7,6 +7,7 @@ value and remedy. Nothing is planned from an array that could not be decoded.
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +22,8 @@ __all__ = ["MAX_METADATA_BYTES", "ArrayMetadata", "parse_metadata"]
 
 MAX_METADATA_BYTES: Final = 1 << 20
 _MOST_CHUNK: Final = 4 << 30
-_MOST_ROWS: Final = 1 << 28
-"""Rows whose keys are made up in memory; ImageNet-21k has a twentieth."""
+_MOST: Final = (1 << 28, 4097, 1 << 25, 1 << 20)
+"""Rows, whose keys are made up in memory (ImageNet-21k has a twentieth); the others as format 1 has them."""
 _REMEDY: Final = "import reads what the reference's own script writes; write the array again like that"
 _NUMBERS: Final = ("NaN", "Infinity", "-Infinity")
 """Fill values that Zarr writes as words."""
@@ -102,8 +103,8 @@ def _check(file: Path, value: dict[str, Any]) -> None:
     rules = {
         "zarr_format": (value.get("zarr_format") == 2, "2"),
         "shape": (
-            shape is not None and _four(shape) and shape[0] <= _MOST_ROWS,
-            f"rows (at most {_MOST_ROWS}), layers, tokens, width, each at least 1",
+            shape is not None and _four(shape) and all(map(operator.le, shape, _MOST)),
+            f"rows, layers, tokens, width, each at least 1 and at most {', '.join(map(str, _MOST))}",
         ),
         "chunks": (_four(value.get("chunks")), "four numbers from 1"),
         "dtype": (value.get("dtype") == "<f4", "'<f4', float32"),

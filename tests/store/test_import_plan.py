@@ -79,7 +79,7 @@ def test_a_layout_that_does_not_fit_is_refused(said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [{"num_cls": 2}, {"registers": -1}, {"heads": 0}, {"grid": (0, 4)}],
+    [{"num_cls": 2}, {"registers": -1}, {"heads": 0}, {"grid": (0, 4)}, {"teacher": "\udcff"}],
     ids=lambda said: next(iter(said)),
 )
 def test_options_are_checked(said: dict[str, Any]) -> None:

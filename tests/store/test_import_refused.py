@@ -8,12 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 from reference_store import LAYOUT, random_values, write_reference
 
-from activault.store import AccessDeniedError, ConfigError, CorruptStoreError, NotAStoreError
-from activault.store.importing import import_reference
+from activault.store import AccessDeniedError, ConfigError, CorruptStoreError, NotAStoreError, open_store
+from activault.store.importing import ImportOptions, import_reference
 from activault.store.reference import open_reference
 
 
@@ -34,11 +35,13 @@ def change(path: Path, **fields: Any) -> None:
         ({"order": "F"}, "order"),
         (
             {"shape": [50, 5, 9]},
-            r"shape of the reference's layout is rows \(at most \d+\), layers, tokens, width",
+            r"shape of the reference's layout is rows, layers, tokens, width, each at least 1 and at",
         ),
         ({"shape": [50, 5, 9, -8]}, "shape"),
-        ({"shape": [50, 0, 9, 8]}, r"each at least 1; got \[50, 0, 9, 8\]"),
+        ({"shape": [50, 0, 9, 8]}, r"each at least 1 and at most .*; got \[50, 0, 9, 8\]"),
         ({"shape": [1 << 40, 5, 9, 8]}, "shape"),
+        ({"shape": [50, 4098, 9, 8]}, "at most 268435456, 4097, 33554432, 1048576; got"),
+        ({"shape": [50, 5, 9, 1 << 21]}, "shape"),
         ({"shape": [50.0, 5, 9, 8]}, "shape"),
         ({"chunks": [True, 1, 9, 8]}, "chunks of the reference's layout is four numbers from 1"),
         ({"dtype": ">f4"}, "dtype"),
@@ -66,7 +69,7 @@ def change(path: Path, **fields: Any) -> None:
         ({"dimension_separator": "//"}, "dimension_separator"),
         ({"zarr_format": 3}, "zarr_format"),
         (
-            {"shape": [1 << 28, 1 << 20, 9, 8], "chunks": [1, 1, 9, 8]},
+            {"shape": [1 << 28, 4097, 9, 8], "chunks": [1, 1, 9, 8]},
             "chunks of rows and layers; there are 20 files",
         ),
     ],
@@ -192,3 +195,30 @@ def test_arrays_of_a_group_in_a_group_are_named(tmp_path: Path) -> None:
     inner.create_array("acts", shape=(5, 5, 9, 8), dtype="float32")
     with pytest.raises(NotAStoreError, match=r"is a group; name one of its arrays: inner/acts"):
         open_reference(tmp_path / "g")
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((2, 1, 5000, 1), {"num_cls": 0, "registers": 0, "grid": (5000, 1)}, "grid.* 4096; got 5000; state"),
+        ((2, 1, 2001, 1), {"num_cls": 0, "registers": 2000}, "num_registers.* 1024; got 2000; state"),
+        ((2, 1, 5, 1), {"registers": 0, "layers": "4096"}, None),
+    ],
+)
+def test_what_format_1_cannot_hold_is_refused_by_name(
+    tmp_path: Path, shape: tuple[int, ...], options: dict[str, Any], message: str | None
+) -> None:
+    source = write_reference(tmp_path / "a", np.ones(shape, np.float32), shape)
+    if message is None:
+        import_reference(source, tmp_path / "s.zarr", ImportOptions(**options))
+        return
+    with pytest.raises(ConfigError, match=message):
+        import_reference(source, tmp_path / "s.zarr", ImportOptions(**options))
+
+
+def test_a_name_of_any_bytes_is_told_in_utf8(tmp_path: Path) -> None:
+    source = write_reference(tmp_path / "a", random_values())
+    named = tmp_path / os.fsdecode(b"\xff.zarr")
+    source.rename(named)
+    import_reference(named, tmp_path / "s.zarr", LAYOUT)
+    assert open_store(tmp_path / "s.zarr").manifest.source.name == "\\xff.zarr"
