@@ -80,7 +80,7 @@ def _differing(
     rows = range(max(record.rows[0], source.rows.start), min(record.rows[1], source.rows.stop))
     is_ok = np.ones(manifest.num_rows, np.bool_)
     is_ok[[row for row, *_ in record.bad]] = False
-    chunks = ChunkSource(Folder(writer.path), manifest, lambda _: record, is_ok)
+    chunks = ChunkSource(Folder(writer.path), manifest, lambda _: record.files, is_ok)
     for array, expected in source.hashes.items():
         for start in range(rows.start, rows.stop, _ROWS_BACK):
             part = range(start, min(start + _ROWS_BACK, rows.stop))

@@ -229,7 +229,7 @@ class Store:
     @cached_property
     def chunks(self) -> ChunkSource:
         """The chunks of this store, for whoever plans its own reads."""
-        return ChunkSource(self.storage, self.manifest, self._shards.record, self._samples.is_ok)
+        return ChunkSource(self.storage, self.manifest, self._shards.files, self._samples.is_ok)
 
     def read(
         self,

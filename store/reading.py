@@ -25,7 +25,7 @@ from .errors import CorruptStoreError, StorageError
 from .layout import TokenKind
 from .manifest import Manifest
 from .quantise import Steps
-from .records import ArrayKey, ShardRecord, arrays_of, extract_again
+from .records import ArrayFile, ArrayKey, arrays_of, extract_again
 from .recycling import Recycler, ThreadSpace
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
@@ -51,8 +51,8 @@ class ChunkSource:
 
     storage: Storage
     manifest: Manifest
-    record: Callable[[int], ShardRecord]
-    """Record of a finished shard; raises for any other."""
+    files: Callable[[int], Sequence[ArrayFile]]
+    """Array files of a finished shard, by layer, then kind; raises for any other."""
     is_ok: npt.NDArray[np.bool_]
     """(num_rows,) whether a row is finished and ok."""
 
@@ -93,7 +93,7 @@ class ChunkSource:
         manifest = self.manifest
         shard = parts[0].chunk // manifest.chunks_per_shard
         by_chunk = {part.chunk - shard * manifest.chunks_per_shard: part for part in parts}
-        file_record = self.record(shard).files[self._places[array]]
+        file_record = self.files(shard)[self._places[array]]
         # bfloat16 values, float32 in the file, come as bit patterns: the form that they are held in.
         scratch = _space.decoded(manifest.chunk_shape(array.kind), held_type(manifest, array.kind))
         steps = self.steps(array.layer, array.kind)
@@ -249,7 +249,7 @@ def read_rows(
     """
     manifest = source.manifest
     for shard in np.unique(rows // manifest.shard_rows).tolist():
-        source.record(shard)
+        source.files(shard)
     num_tokens = sum(manifest.layout.count(kind) for kind in kinds)
     out = source.memory.array((len(rows), len(layers), num_tokens, manifest.dim), dtype)
     jobs = read_jobs(source, rows, layers, by_kind(out, manifest, kinds))

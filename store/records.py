@@ -60,7 +60,7 @@ class FileRecord(_Part):
     path: str
     """Relative to the store, with `/`."""
     bytes: int = Field(ge=1)
-    hash: str
+    hash: str = Field(pattern="^[0-9a-f]{32}$")
     """xxh3 of the file."""
 
 

@@ -79,7 +79,7 @@ def in_child(cache: IndexCache, index: ChunkIndex, end: Connection) -> None:
 
 def test_a_child_does_not_wait_for_a_thread_that_it_has_not(store: Store) -> None:
     """The very moment: a thread of the parent is reading an index when the child is forked."""
-    record = store.chunks.record(0).files[0]
+    record = store.chunks.files(0)[0]
     index = ChunkIndex(record, np.zeros((4, 2), np.uint64))
     cache, reading, go_on = IndexCache(), threading.Event(), Future[ChunkIndex]()
 

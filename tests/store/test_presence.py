@@ -43,7 +43,7 @@ def test_a_record_that_is_known_is_not_parsed(copy: Path, written: Plan) -> None
 
 
 def test_files_that_are_not_as_recorded_are_named(copy: Path, store: Store) -> None:
-    record = store.chunks.record(1)
+    record = store._shards.record(1)
     assert not list(file_faults(Folder(copy), record))
     missing, short, folder = (record.files[place].path for place in (0, 2, 4))
     (copy / missing).unlink()

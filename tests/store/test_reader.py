@@ -251,9 +251,9 @@ def test_an_ok_row_that_reads_as_fill_is_an_error(copy: Path) -> None:
     with zarr.config.set({"array.write_empty_chunks": True}):
         zarr.open_array(str(copy / "layer_02" / "patches"), mode="r+")[16:20] = np.nan
     store = open_store(copy)
-    record = store.chunks.record(1)  # kept by the store; made to lie about the file's new size
-    lying = record.files[5].model_copy(update={"bytes": damaged_array(copy).stat().st_size})
-    object.__setattr__(record, "files", (*record.files[:5], lying, *record.files[6:]))
+    files = list(store.chunks.files(1))  # made to lie about the file's new size
+    files[5] = files[5].model_copy(update={"bytes": damaged_array(copy).stat().st_size})
+    object.__setattr__(store.chunks, "files", lambda _: files)
     with pytest.raises(
         CorruptStoreError, match="row 16 is ok by its record, but reads as fill in layer 2, patches"
     ):
