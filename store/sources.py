@@ -14,7 +14,7 @@ from .completion import SAMPLES
 from .errors import CorruptStoreError, NotAStoreError, StorageError
 from .fetching import ELSEWHERE
 from .files import xxh3
-from .index import read_index
+from .index import INDEX, read_index
 from .joins import refuse_absurd_sizes
 from .manifest import Manifest
 from .places import open_storage
@@ -92,22 +92,35 @@ class CopySource:
         """Refuse a source that is not the store any more that was opened; says nothing if it cannot be read.
 
         Raises:
-            CorruptStoreError: its `zarr.json` is gone, or another.
+            CorruptStoreError: its `zarr.json` or its index is gone, or another.
         """
+        became = self._became()
+        if became is not None:
+            raise CorruptStoreError(
+                f"{self.where} changed while it was copied: {became} (it was moved, deleted or replaced); "
+                "bring it back and run the same command again, or copy from another source: finished shards "
+                "are kept"
+            )
+
+    def _became(self) -> str | None:
+        looked_at = ROOT
         try:
-            if read_root(self.storage) == self.root:
-                return
-            became = f"its {ROOT} is another one now"
+            if read_root(self.storage) != self.root:
+                return f"its {ROOT} is another one now"
+            if self._index is None:
+                return None
+            looked_at = INDEX
+            index = read_index(self.storage, self.root)
         except NotAStoreError:
-            became = f"its {ROOT} is gone"
+            return f"its {ROOT} is gone"
         except CorruptStoreError:
-            became = f"its {ROOT} is damaged now"
+            return f"its {looked_at} is damaged now"
         except StorageError:
-            return
-        raise CorruptStoreError(
-            f"{self.where} changed while it was copied: {became} (it was moved, deleted or replaced); bring "
-            "it back and run the same command again, or copy from another source: finished shards are kept"
-        )
+            return None
+        if index is None:
+            return f"its {INDEX} is gone"
+        same = index.summary.digest == self._index.summary.digest
+        return None if same else f"its {INDEX} is another one now"
 
 
 def open_source(place: Path | str | Storage) -> CopySource:

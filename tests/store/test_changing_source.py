@@ -14,7 +14,7 @@ from activault.store import copying as copying_module
 from activault.store.fetching import FileToFetch
 from activault.store.transfer import pull
 
-from .conftest import MakePlan, Plan
+from .conftest import MakePlan, Plan, make_manifest
 from .test_pull import AT_ONCE, tree
 
 
@@ -23,10 +23,18 @@ def replace_store(source: Path, other: Plan) -> None:
     shutil.copytree(other.path, source)
 
 
+def replace_by_twin(source: Path, other: Plan) -> None:
+    """By a store of the same plan: its `zarr.json` is the same."""
+    twin = Plan(source.with_name("twin.zarr"), make_manifest(), other.bad_rows)
+    twin.write()
+    replace_store(source, twin)
+
+
 CHANGED: dict[str, tuple[Callable[[Path, Plan], object], str]] = {
     "deleted": (lambda source, _: shutil.rmtree(source), "its zarr.json is gone"),
     "moved": (lambda source, _: source.rename(source.with_name("moved.zarr")), "its zarr.json is gone"),
     "replaced": (replace_store, "its zarr.json is another one now"),
+    "replaced by one of its plan": (replace_by_twin, "its index.parquet is another one now"),
     "its files taken": (lambda source, _: shutil.rmtree(source / "layer_04"), "missing in .*if it changed"),
 }
 

@@ -151,7 +151,7 @@ def test_contents_that_one_source_knows_are_kept(written: Plan, tmp_path: Path, 
 
 
 def with_statistics(copy: Path, change: Callable[[dict[str, np.ndarray]], None]) -> Path:
-    """Another store, complete, with other statistics of the same files."""
+    """Another store, not completed yet, with other statistics of the same files."""
     file = copy / f"shards/{SHARD:05d}.stats.safetensors"
     tensors = load_file(file)
     change(tensors)
@@ -161,7 +161,6 @@ def with_statistics(copy: Path, change: Callable[[dict[str, np.ndarray]], None])
         body["statistics"] |= {"bytes": len(data), "hash": xxh3(data)}
 
     rewrite_record(copy, SHARD, changed)
-    write_completion(copy, read_root(Folder(copy)), open_store(copy).samples)
     return copy
 
 
