@@ -278,7 +278,6 @@ def test_parts_on_a_web_server_are_merged(written: Plan, tmp_path: Path, serve: 
     assert tree(out) == tree(written.path)
 
 
-@pytest.mark.s3
 def test_a_pull_from_a_bucket(written: Plan, tmp_path: Path, s3: S3) -> None:
     bucket = s3.make_bucket()
     s3.put_folder(bucket, "some/a.zarr", written.path)
@@ -286,3 +285,19 @@ def test_a_pull_from_a_bucket(written: Plan, tmp_path: Path, s3: S3) -> None:
     assert tree(tmp_path / "b.zarr") == tree(written.path)
     part = open_store(pull(f"s3://{bucket}/some/a.zarr", tmp_path / "c.zarr", tokens="cls"))
     assert (part.complete, part.kinds) == (True, ("cls",))
+
+
+def test_a_pull_of_a_part_from_a_bucket_goes_on(written: Plan, tmp_path: Path, s3: S3) -> None:
+    bucket, lost = s3.make_bucket(), "layer_04/patches/c/2/0/0"
+    s3.put_folder(bucket, "a.zarr", written.path)
+    s3.delete(f"{bucket}/a.zarr/{lost}")
+    planned, out = plan_pull(f"s3://{bucket}/a.zarr", layers="2,4", rows="0:48"), tmp_path / "b.zarr"
+    with pytest.raises(CorruptStoreError, match=f"{lost} .*is missing"):
+        planned.run(out, num_threads=1)
+    there = {file: file.stat().st_ino for file in out.glob("layer_*/*/c/*/0/0")}
+    assert there
+    s3.put(f"{bucket}/a.zarr/{lost}", (written.path / lost).read_bytes())
+    part = open_store(planned.run(out))
+    assert {file: file.stat().st_ino for file in there} == there
+    assert (list(part.layers), part.complete) == ([2, 4], True)
+    assert verify_store(out, deep=True, complete=True).ok
