@@ -6,11 +6,9 @@ second on one core and lets other threads run meanwhile, so that a few files at 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from functools import partial
 from typing import Final
 
 from .cores import num_cores
@@ -19,16 +17,15 @@ from .files import stored_sha256, stored_xxh3
 from .findings import Findings, Remedy
 from .records import ShardRecord, extract_again
 from .remedies import COPY
+from .reporting import Advance, Progress, run_reporting
 from .root import Root
 from .storage import Storage
 
 __all__ = ["check_bytes"]
 
-Progress = Callable[[int, int], None]
 _REMOTE_THREADS: Final = 16
 _MOST_LOCAL_THREADS: Final = 9
 """Of one more than there are cores, so that one waits for the disk while the others hash."""
-_REPORT_BYTES: Final = 32 << 20
 _GONE: Final = "it vanished meanwhile"
 
 
@@ -37,14 +34,10 @@ class _File:
     path: str
     bytes: int
     hash: str
-    hash_of: Callable[[Storage, str, Callable[[int], None]], str]
+    hash_of: Callable[[Storage, str, Advance], str]
     shard: int | None
     remedy: Remedy
     spoken: str
-
-
-class _StoppedError(Exception):
-    """The caller wants no more."""
 
 
 def check_bytes(
@@ -98,62 +91,14 @@ def _hashes(
     """Hash of every file, or why there is none, in their order."""
     local = min(num_cores() + 1, _MOST_LOCAL_THREADS)
     threads = local if storage.folder is not None else _REMOTE_THREADS
-    hashing = _Hashing(storage)
-    with ThreadPoolExecutor(threads, "activault-verify") as pool:
-        try:
-            running = [hashing.submit(pool, file) for file in files]
-            for size in hashing.sizes(len(running)):
-                done += size
-                if progress is not None:
-                    progress(min(done, total), total)
-        finally:
-            hashing.stop.set()
-            pool.shutdown(cancel_futures=True)
-    return [future.result() for future in running]
+    jobs = [partial(_hash, storage, file) for file in files]
+    return run_reporting(jobs, threads, progress, done, total)
 
 
-class _Hashing:
-    """Files hashed in threads, which report the bytes they have done to the one that waits for them."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._reports: SimpleQueue[int | None] = SimpleQueue()
-        """Bytes that were hashed; None for a file that is done."""
-        self.stop = threading.Event()
-
-    def submit(self, pool: ThreadPoolExecutor, file: _File) -> Future[str | StoreError]:
-        """Have a file hashed in a thread of the pool."""
-        future = pool.submit(self._hash, file)
-        future.add_done_callback(lambda _: self._reports.put(None))
-        return future
-
-    def sizes(self, num_files: int) -> Iterator[int]:
-        """Bytes as they are hashed, 0 at first, until so many files are done."""
-        yield 0
-        while num_files:
-            size = self._reports.get()
-            if size is None:
-                num_files -= 1
-            else:
-                yield size
-
-    def _hash(self, file: _File) -> str | StoreError:
-        waiting = 0
-
-        def advance(size: int) -> None:
-            nonlocal waiting
-            if self.stop.is_set():
-                raise _StoppedError
-            waiting += size
-            if waiting >= _REPORT_BYTES:  # a report takes the interpreter from those that hash
-                self._reports.put(waiting)
-                waiting = 0
-
-        try:
-            return file.hash_of(self._storage, file.path, advance)
-        except StoreError as exc:
-            return exc
-        except FileNotFoundError:
-            return _GONE
-        finally:
-            self._reports.put(waiting)
+def _hash(storage: Storage, file: _File, advance: Advance) -> str | StoreError:
+    try:
+        return file.hash_of(storage, file.path, advance)
+    except StoreError as exc:
+        return exc
+    except FileNotFoundError:
+        return _GONE

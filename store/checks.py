@@ -55,20 +55,21 @@ def checked_contents(
 
 
 def _content(manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, is_ok: Mask, keys: Any) -> Content:
-    steps = _steps_of(manifest, array)
+    steps = steps_of(manifest, array)
     held = buffer.held(array)
-    absmax = _absmax(held, is_ok, steps)
+    absmax = absmax_of(held, is_ok, steps)
     if not np.isfinite(absmax).all():
         raise _non_finite_error(buffer, array, is_ok, keys)
     return Content(held, is_ok, absmax, steps)
 
 
-def _steps_of(manifest: Manifest, array: ArrayKey) -> Steps | None:
+def steps_of(manifest: Manifest, array: ArrayKey) -> Steps | None:
+    """What decodes one array's codes; None where it holds none."""
     quantisation = manifest.quantisation_of(array.layer, array.kind)
     return None if quantisation is None else Steps.of(quantisation)
 
 
-def _absmax(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
+def absmax_of(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
     """(dim,) largest absolute value of the ok rows; not finite if any value is not. 0 without such rows.
 
     Floats without their sign bit are ordered as the integers of the same bits, infinity and NaN above all.

@@ -150,14 +150,15 @@ def merge(first: ChannelStats, second: ChannelStats) -> ChannelStats:
     if not first.count or not second.count:
         return replace(first if first.count else second, losses=losses)
     count = first.count + second.count
-    gap = second.mean - first.mean
-    return ChannelStats(
-        count,
-        first.mean + gap * (second.count / count),
-        first.m2 + second.m2 + gap * gap * (first.count * second.count / count),
-        np.maximum(first.absmax, second.absmax),
-        losses,
-    )
+    with np.errstate(invalid="ignore", over="ignore"):  # what was read may be anything
+        gap = second.mean - first.mean
+        return ChannelStats(
+            count,
+            first.mean + gap * (second.count / count),
+            first.m2 + second.m2 + gap * gap * (first.count * second.count / count),
+            np.maximum(first.absmax, second.absmax),
+            losses,
+        )
 
 
 def _merged(first: Losses | None, second: Losses | None) -> Losses | None:
@@ -209,11 +210,19 @@ def read_statistics(
         raise CorruptStoreError(f"{file.path} is not what was written (its hash disagrees); {remedy}")
     try:
         tensors = load(data)
+        _refuse_others(tensors, manifest)
         return {array: _channel_stats(tensors, manifest, array) for array in arrays_of(manifest)}
     except (SafetensorError, KeyError, ValueError) as exc:
         raise CorruptStoreError(
             f"{file.path} does not hold this store's statistics ({exc}); {remedy}"
         ) from exc
+
+
+def _refuse_others(tensors: Tensors, manifest: Manifest) -> None:
+    """A file of anything more would not come back the same from the parts of its store."""
+    known = {name for array in arrays_of(manifest) for name in tensor_names(manifest, array)}
+    if others := tensors.keys() - known:
+        raise ValueError(f"{min(others)} is none of them")
 
 
 def checked_tensors(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> Tensors:

@@ -27,8 +27,9 @@ def lie(
     record: Callable[[Record], object] | None = None,
     statistics: Callable[[Tensors], object] | None = None,
     shard: int = 0,
+    complete: bool = True,
 ) -> None:
-    """Change a shard's record or its statistics, and complete the store anew by them."""
+    """Change a shard's record or its statistics, and complete the store anew by them if that is asked for."""
     root = read_root(Folder(store))
     file = store / record_path(shard)
     body = json.loads(file.read_bytes())
@@ -42,5 +43,6 @@ def lie(
         (store / statistics_path(shard)).write_bytes(data)
         body["statistics"] |= {"bytes": len(data), "hash": xxh3(data)}
     file.write_bytes(close_record(body, root.manifest, shard)[1])
-    (store / "index.parquet").unlink()
-    write_completion(store, root, samples)
+    (store / "index.parquet").unlink(missing_ok=True)
+    if complete:
+        write_completion(store, root, samples)
