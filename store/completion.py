@@ -131,8 +131,8 @@ def is_completed(storage: Storage, root: Root) -> bool:
 def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
     """Replace samples.parquet, write CARD.md, then index.parquet; every shard must be finished.
 
-    Records are read one at a time and let go: of 10 million rows their texts alone stay, some 200 MB. They are
-    compared once more before anything is written, within the lock that whoever writes a shard again takes.
+    Records are read one at a time and let go: of 10 million rows their texts alone stay, some 200 MB. They
+    are compared once more before anything is written, within the lock of whoever writes a shard again.
 
     Raises:
         CorruptStoreError: a record or its statistics are missing or altered.
