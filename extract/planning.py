@@ -19,6 +19,7 @@ from activault.store import (
     Store,
     StoreMismatchError,
     TokenKind,
+    TokenLayout,
     choose_grid,
     parse_kinds,
     parse_layers,
@@ -63,12 +64,16 @@ def planned_at(path: Path) -> Planned | None:
     return None if is_free(path) else Planned(str(path), read_root(Folder(path)).manifest)
 
 
-def refuse_other_request(there: Planned | Store, source: ImageFolder, options: ExtractOptions) -> None:
+def refuse_other_request(
+    there: Planned | Store, source: ImageFolder, options: ExtractOptions, *, repairing: bool = False
+) -> None:
     """Compare a finished store with the request, without the teacher.
 
-    Versions of timm and torch are left out: they say how it was made, and it is made.
+    Versions of timm and torch are left out: they say how it was made, and it is made. A store that is to be
+    repaired may be a part of what is asked for.
     """
     has = there.manifest
+    layers, kinds = _asked(options, has.teacher.num_blocks, has.layout, has if repairing else None)
     resize = options.resize or default_resize(options.input_size)
     demo = options.teacher == "demo"
     wanted = {
@@ -77,8 +82,8 @@ def refuse_other_request(there: Planned | Store, source: ImageFolder, options: E
         "weights_sha256": (has.teacher.weights_sha256, DEMO_SHA256 if demo else has.teacher.weights_sha256),
         "image_size": (has.preprocessing and has.preprocessing.image_size, options.input_size),
         "resize": (has.preprocessing and has.preprocessing.resize, resize),
-        "layers": (has.layers, parse_layers(options.layers, range(has.teacher.num_blocks + 1))),
-        "tokens": (has.kinds, parse_kinds(options.tokens, has.layout)),
+        "layers": (has.layers, layers),
+        "tokens": (has.kinds, kinds),
         "dtype": (has.dtype, options.dtype),
         "compression": (has.compression, options.compression),
         "license": (has.license, has.license if options.license is None else options.license),
@@ -93,6 +98,18 @@ def refuse_other_request(there: Planned | Store, source: ImageFolder, options: E
             raise _mismatch(there, field, old, new)
 
 
+def _asked(
+    options: ExtractOptions, num_blocks: int, layout: TokenLayout, repaired: Manifest | None
+) -> tuple[tuple[int, ...], tuple[TokenKind, ...]]:
+    """Layers and kinds of a request, or those of a store that is repaired, if it holds some of them alone."""
+    layers = parse_layers(options.layers, range(num_blocks + 1))
+    kinds = parse_kinds(options.tokens, layout)
+    if repaired is not None:
+        layers = repaired.layers if set(repaired.layers) <= set(layers) else layers
+        kinds = repaired.kinds if set(repaired.kinds) <= set(kinds) else kinds
+    return layers, kinds
+
+
 def row_order(num_images: int, options: ExtractOptions) -> Rows:
     """Places in the source by row."""
     return np.random.default_rng(options.seed).permutation(num_images)[: options.limit]
@@ -105,6 +122,8 @@ def plan_manifest(
     options: ExtractOptions,
     existing: Callable[[], Planned | None],
     calibrate: Calibrate,
+    *,
+    repairing: bool = False,
 ) -> Manifest:
     """The manifest of a request.
 
@@ -115,16 +134,21 @@ def plan_manifest(
         options: the request.
         existing: the store that is there now, if any.
         calibrate: steps for an int8 store's layers; called only if there is no store that has them.
+        repairing: whether the store that is there is to be repaired: of a partial copy its layers, kinds and
+            shards are kept.
 
     Raises:
         ConfigError: options do not fit the teacher or each other.
         StoreMismatchError: another store is there (found out here where it saves the calibration).
     """
     there = existing()
-    layers = parse_layers(options.layers, range(backbone.num_blocks + 1))
-    kinds = parse_kinds(options.tokens, backbone.layout)
+    part = there.manifest if there is not None and repairing else None
+    layers, kinds = _asked(options, backbone.num_blocks, backbone.layout, part)
     grid = _grid(num_rows, len(layers), kinds, backbone, options, there)
-    quantisation = _quantisation(layers, kinds, options, existing, calibrate)
+    if part is not None and part.dtype == options.dtype and part.layers == layers:
+        quantisation = part.quantisation  # also where patches are left out
+    else:
+        quantisation = _quantisation(layers, kinds, options, existing, calibrate)
     told = {"license": "unknown", "citation": ""}
     if there is not None:
         told = {"license": there.manifest.license, "citation": there.manifest.citation}
@@ -142,6 +166,7 @@ def plan_manifest(
         preprocessing=backbone.preprocessing,
         source=source.info,
         row_seed=options.seed,
+        shards=None if part is None else part.shards,
         license=told["license"] if options.license is None else options.license,
         citation=told["citation"] if options.citation is None else options.citation,
     )

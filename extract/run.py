@@ -76,8 +76,8 @@ def extract(
         store: where the store is or will be.
         options: the request; a store that was planned from another one is not touched.
         progress: called in this thread with rows done and rows in all.
-        choose: which shards to compute, asked when the request is known to be the store's; None is all that
-            are unfinished. The store is completed if none is left.
+        choose: which shards of a store that is repaired to compute, asked when the request is known to be the
+            store's; None is all that are unfinished. The store is completed if none is left.
 
     Raises:
         ConfigError: an option cannot be used.
@@ -100,7 +100,9 @@ def extract(
     decode = _decoder(source, order, backbone)
     backbone = backbone.to(device)
     workers = options.workers or num_cores()
-    with _planned(source, order, backbone, store, options, decode, workers) as writer:
+    with _planned(
+        source, order, backbone, store, options, decode, workers, repairing=choose is not None
+    ) as writer:
         shards = writer.unfinished if choose is None else choose(writer)
         num_new = sum(len(writer.manifest.shard_range(shard)) for shard in shards)
         stalls = capture(
@@ -131,6 +133,8 @@ def _planned(
     options: ExtractOptions,
     decode: Callable[[int], Decoded],
     workers: int,
+    *,
+    repairing: bool,
 ) -> StoreWriter:
     """The store as it is asked for, planned now or long ago."""
 
@@ -139,7 +143,9 @@ def _planned(
             backbone, decode, num_rows=len(order), layers=layers, seed=options.seed, workers=workers
         )
 
-    manifest = plan_manifest(source, len(order), backbone, options, lambda: planned_at(store), steps)
+    manifest = plan_manifest(
+        source, len(order), backbone, options, lambda: planned_at(store), steps, repairing=repairing
+    )
     keys, labels = ([column[i] for i in order] for column in (source.keys, source.labels))
     samples = plan_samples(keys, labels, source.info.name)
     return create_store(store, manifest, samples, lambda folder: save_teacher(backbone, folder))

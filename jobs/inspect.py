@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from activault.store import CorruptStoreError, VerifyReport, open_store, verify_store
 from activault.store.findings import Remedy
-from activault.store.repair import RepairPlan, plan_repair
+from activault.store.repair_plan import RepairPlan, plan_repair
 
 from . import console
 
@@ -66,10 +66,12 @@ def _spoken(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def verify(path: Path | str, *, deep: bool, complete: bool, quiet: bool) -> VerifyReport:
+def verify(
+    path: Path | str, *, deep: bool, complete: bool, quiet: bool, values: bool = False
+) -> VerifyReport:
     """Check a store, with a bar over the bytes."""
     with console.progress_bar("verify", "B", quiet=quiet) as advance:
-        return verify_store(path, deep=deep, complete=complete, progress=advance)
+        return verify_store(path, deep=deep, complete=complete, progress=advance, values=values)
 
 
 def report_json(report: VerifyReport) -> dict[str, Any]:
@@ -79,6 +81,7 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
         "state": report.state,
         "complete": report.complete,
         "deep": report.deep,
+        "values": report.values,
         "finished_shards": report.finished_shards,
         "num_shards": report.num_shards,
         "lost_shards": list(report.lost_shards),
@@ -114,6 +117,10 @@ def show_report(path: Path | str, report: VerifyReport) -> None:
     plan = plan_repair(report)
     if plan.shards or plan.records or plan.metadata or plan.tables or plan.delete:
         console.say(_repair_hint(path, plan))
+        if report.manifest is not None and report.manifest.shards is not None:
+            console.say(
+                f"without the teacher, a partial copy is mended by `activault pull SOURCE {path} --deep`"
+            )
 
 
 def _spoken_state(report: VerifyReport) -> str:
@@ -128,7 +135,8 @@ def _spoken_state(report: VerifyReport) -> str:
 
 def _repair_hint(path: Path | str, plan: RepairPlan) -> str:
     again = f"extracts {plan.num_rows} row(s) again" if plan.needs_images else "needs no image"
-    first = f"`activault verify {path} --deep --repair-plan plan.json`"
+    level = "--values" if plan.values else "--deep"
+    first = f"`activault verify {path} {level} --repair-plan plan.json`"
     return f"repair: {first}, then the same `activault extract` with --repair plan.json; it {again}" + (
         "" if plan.deep else " (more, if --deep finds more)"
     )

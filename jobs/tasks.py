@@ -24,7 +24,7 @@ from activault.analyze import (
     max_cut_phases,
 )
 from activault.store import ConfigError, RunError, Store, open_store
-from activault.store.repair import read_plan
+from activault.store.repair_plan import read_plan
 
 from . import console
 from .phases import FoundPhases, find_phases, rows_of, training_similarity

@@ -9,7 +9,7 @@ A map of the room; FORMAT.md says what the files of a store mean:
 
     what a store is     layout, provenance, manifest, held, grid; errors, remedies
     bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
-                        shard_files, shard_writing
+                        tally, shard_files, shard_writing
     tables and records  files, sealed, outcomes, samples, sample_tables, records, presence, index, root,
                         metadata, completion; card, markup
     places              storage, places, remote, answers, aws, fetching
@@ -17,7 +17,8 @@ A map of the room; FORMAT.md says what the files of a store mean:
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays; plan,
                         prefetch, loader
     verify and mend     verify, findings, check_structure, check_records, check_samples, check_precision,
-                        check_bytes; repair, restoring
+                        check_statistics, check_bytes, check_values, reporting; repair_plan, repair,
+                        restoring
     sharing             parts, sources, joins, copy_plan, copy_shard, copying, destinations, transfer,
                         merging; publishing, publish_files, occupied, targets, bucket, hub
     import              reference, row_lists, import_plan, import_blocks, importing
