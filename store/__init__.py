@@ -10,7 +10,7 @@ A map of the room; FORMAT.md says what the files of a store mean:
     what a store is     layout, provenance, manifest, held, grid; errors, remedies
     bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
                         tally, shard_files, shard_writing
-    tables and records  files, sealed, outcomes, samples, sample_tables, records, presence, index, root,
+    tables and records  files, locks, sealed, outcomes, samples, sample_tables, records, presence, index, root,
                         metadata, completion; card, markup
     places              storage, places, remote, answers, aws, fetching
     writing             creation, differences, buffer, checks, marks, writer
