@@ -6,10 +6,11 @@ with.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from .arrow import pa, pc
 from .codecs import array_metadata, group_metadata
@@ -38,6 +39,9 @@ from .writer import StoreWriter
 
 __all__ = ["create_store", "is_free", "plan_store"]
 
+_FOLDER: Final = re.compile(r"teacher|shards|layer_\d{2,}(/(cls|registers|patches))?")
+_FILE: Final = re.compile(r"teacher/[^/]+|layer_\d{2,}/((cls|registers|patches)/)?zarr\.json")
+"""What planning makes, but for the tables and the marker."""
 TeacherFiles = Mapping[str, Path] | Callable[[Path], object]
 
 
@@ -171,10 +175,30 @@ def _plan(path: Path, manifest: Manifest, samples: pa.Table, teacher_files: Teac
 
 
 def _clear(path: Path) -> None:
-    """Remove what an interrupted plan left: the folder was empty, or this is what the marker says."""
-    for entry in path.iterdir():
-        if entry.is_dir() and (entry.name in ("teacher", "shards") or entry.name.startswith("layer_")):
-            shutil.rmtree(entry)
+    """Remove what an interrupted plan left: the folder was empty, or this is what the marker says.
+
+    Raises:
+        NotAStoreError: something is among it that no planning makes; nothing is removed then.
+    """
+    ours = [entry for entry in path.iterdir() if entry.is_dir() and _FOLDER.fullmatch(entry.name)]
+    for file in (file for entry in ours for file in (entry, *entry.rglob("*"))):
+        name = file.relative_to(path).as_posix()
+        if not _is_planned(name, file):
+            raise NotAStoreError(
+                f"{path} has a {PLANNING} of a plan cut short, and {name}, which planning does not make; "
+                "move it away, or choose another path"
+            )
+    for entry in ours:
+        shutil.rmtree(entry)
+
+
+def _is_planned(name: str, file: Path) -> bool:
+    """Whether planning may have made a file or folder, of a name relative to the store."""
+    if file.is_symlink():
+        return False
+    if file.is_dir():
+        return _FOLDER.fullmatch(name) is not None
+    return _FILE.fullmatch(name) is not None or is_leftover(file)
 
 
 def _write_teacher(folder: Path, files: TeacherFiles) -> dict[str, TeacherFile]:
