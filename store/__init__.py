@@ -21,7 +21,8 @@ A map of the room; FORMAT.md says what the files of a store mean:
                         restoring
     sharing             parts, sources, joins, copy_plan, copy_shard, copying, destinations, transfer,
                         merging; publishing, publish_files, occupied, targets, bucket, hub
-    import              reference, row_lists, import_plan, import_blocks, importing
+    import              reference, reference_metadata, reference_files, reference_codec, row_lists,
+                        import_plan, import_checks, import_blocks, importing
     helpers             cores (how many there are), models (the base of all pydantic ones), deferred (modules
                         that are imported at their first use), arrow (pyarrow so)
 """
