@@ -10,8 +10,8 @@ A map of the room; FORMAT.md says what the files of a store mean:
     what a store is     layout, provenance, manifest, held, grid; errors, remedies
     bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
                         tally, shard_files, shard_writing
-    tables and records  files, locks, sealed, outcomes, samples, sample_tables, records, presence, index, root,
-                        metadata, completion; card, markup
+    tables and records  files, locks, sealed, outcomes, samples, sample_tables, records, presence, index,
+                        root, metadata, completion; card, markup
     places              storage, places, remote, answers, aws, fetching
     writing             creation, differences, buffer, checks, marks, writer
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays; plan,

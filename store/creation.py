@@ -22,12 +22,12 @@ from .files import (
     disk_error,
     file_sha256,
     is_leftover,
-    locked_by_one,
     pretty_json,
     sync_file,
     sync_folder,
 )
 from .layout import layer_name
+from .locks import LOCK, locked_by_one
 from .manifest import Manifest
 from .records import array_folder, arrays_of
 from .root import PLANNING, ROOT, Root, TeacherFile, is_teacher_name, make_root, read_root
@@ -108,7 +108,7 @@ def is_free(path: Path) -> bool:
             return False
         if not path.exists() or (path / PLANNING).exists():
             return True
-        return path.is_dir() and all(is_leftover(entry) for entry in path.iterdir())
+        return path.is_dir() and all(is_leftover(entry) or entry.name == LOCK for entry in path.iterdir())
     except OSError as exc:
         raise StoreError(
             f"{path} cannot be looked into ({exc.strerror}); grant the right to read it"

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final
 import xxhash
 
 from .errors import CorruptStoreError, StoreError
-from .locks import lock
+from .locks import LOCK, lock, open_lock
 from .remedies import AGAIN, COPY
 from .storage import Folder, Storage
 
@@ -34,7 +34,6 @@ __all__ = [
     "is_leftover",
     "leftovers",
     "lock_shared",
-    "locked_by_one",
     "new_file",
     "parse_json",
     "pretty_json",
@@ -218,11 +217,11 @@ def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
 
 
 def lock_shared(folder: Path) -> int:
-    """Open the folder and hold a shared lock on it; the caller closes the handle.
+    """Open a folder's lock file and hold it together with other writers; the caller closes the handle.
 
     Waits for a writer that is collecting, which takes moments. Raises as `lock` does.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    handle = open_lock(folder)
     try:
         lock(handle, folder, fcntl.LOCK_SH)
     except BaseException:
@@ -248,7 +247,7 @@ def refuse_another_folder(handle: int, path: Path) -> None:
         StoreError: another folder is there, or none.
     """
     try:
-        same = os.path.samestat(os.fstat(handle), path.stat())
+        same = os.path.samestat(os.fstat(handle), (path / LOCK).stat())
     except FileNotFoundError:
         same = False
     if not same:
@@ -256,17 +255,6 @@ def refuse_another_folder(handle: int, path: Path) -> None:
             f"{path} is not the folder any more that was opened (it was unmounted, moved or replaced); bring "
             f"it back, then {AGAIN}: finished shards are kept"
         )
-
-
-@contextlib.contextmanager
-def locked_by_one(folder: Path) -> Iterator[None]:
-    """Wait until nobody else is at work in the folder, and keep others waiting; raises as `lock` does."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        lock(handle, folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def is_leftover(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """`flock`, by which writers keep apart; where it cannot be had is an error, not a lock that holds nobody.
 
-A handle and the path that it is of in; whether the lock is held out.
+A handle and the path that it is of in; whether the lock is held out. Folders are locked by a file `.lock` in
+them, which stays: locks of a folder itself keep apart only the processes of one client of a network disk.
 """
 
 from __future__ import annotations
@@ -13,7 +14,19 @@ from pathlib import Path
 
 from .errors import StoreError
 
-__all__ = ["lock", "locked_alone", "nobody_at_work"]
+__all__ = ["LOCK", "lock", "locked_alone", "locked_by_one", "nobody_at_work", "open_lock"]
+
+LOCK = ".lock"
+"""Name of a folder's lock file."""
+
+
+def open_lock(folder: Path) -> int:
+    """A handle of a folder's lock file, which is made if it is not there; open for writing, as NFS asks.
+
+    Raises:
+        OSError: the folder is not there, or may not be written to.
+    """
+    return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
 
 
 def lock(handle: int, path: Path, operation: int) -> bool:
@@ -39,13 +52,26 @@ def lock(handle: int, path: Path, operation: int) -> bool:
 def nobody_at_work(folder: Path) -> bool:
     """Whether no writer holds its lock on the folder now; False also where locks do not tell."""
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(folder / LOCK, os.O_RDWR if os.access(folder / LOCK, os.W_OK) else os.O_RDONLY)
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
     try:
         return lock(handle, folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except StoreError:
         return False
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked_by_one(folder: Path) -> Iterator[None]:
+    """Wait until nobody else is at work in the folder, and keep others waiting; raises as `lock` does."""
+    handle = open_lock(folder)
+    try:
+        lock(handle, folder, fcntl.LOCK_EX)
+        yield
     finally:
         os.close(handle)
 

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import CorruptStoreError
-from .files import atomic_write, locked_by_one, sync_folder
+from .files import atomic_write, sync_folder
 from .index import INDEX, read_index
+from .locks import locked_by_one
 from .presence import has_record
 from .records import record_path
 from .root import read_root
@@ -25,7 +26,7 @@ __all__ = ["index_in_hand", "restore_records", "write_lost"]
 def index_in_hand(store: Path) -> Iterator[None]:
     """Keep others from removing the index, and from restoring records out of it, meanwhile.
 
-    A lock on the folder `shards`: without it one would write a record out of an index that another has
+    The lock of the folder `shards`: without it one would write a record out of an index that another has
     removed by now, over files that a third writes.
     """
     folder = store / "shards"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from activault.store import StoreError, open_store, verify_store
+from activault.store.locks import LOCK
 
 from .conftest import MakePlan, Plan
 
@@ -60,7 +61,7 @@ def go_on(plan: Plan, written: Plan) -> None:
     assert verify_store(plan.path, deep=True).faults == ()
     store = plan.write()
     assert store.digest == open_store(written.path).digest
-    assert not [file for file in plan.path.rglob(".*") if file.is_file()]
+    assert not [file for file in plan.path.rglob(".*") if file.is_file() and file.name != LOCK]
 
 
 @pytest.mark.mount
