@@ -198,7 +198,7 @@ def _is_planned(name: str, file: Path) -> bool:
         return False
     if file.is_dir():
         return _FOLDER.fullmatch(name) is not None
-    return _FILE.fullmatch(name) is not None or is_leftover(file)
+    return _FILE.fullmatch(name) is not None or file.name == LOCK or is_leftover(file)
 
 
 def _write_teacher(folder: Path, files: TeacherFiles) -> dict[str, TeacherFile]:
