@@ -20,6 +20,7 @@ from activault.store import (
 )
 from activault.store.fetching import Retries
 from activault.store.files import canonical_json, xxh3
+from activault.store.locks import LOCK
 from activault.store.root import read_root
 from activault.store.storage import Folder
 from activault.store.transfer import plan_pull, pull
@@ -30,7 +31,7 @@ AT_ONCE = Retries(first_s=0.0)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    files = (file for file in folder.rglob("*") if file.is_file())
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != LOCK)
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
