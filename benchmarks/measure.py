@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from activations import ONE_LAYER, SPAN, check
+from activations import MOST_LOST, ONE_LAYER, SPAN, check, lost_by_layer
 from candidates import Candidate
 from formats import Format, num_cores
 from ours import Activault
@@ -93,8 +93,11 @@ def _consume(batches: Iterable[torch.Tensor]) -> int:
     return sum(len(batch) for batch in batches)
 
 
-def check_all(candidate: Candidate) -> None:
-    """Every way of reading gives back what was written, each row once an epoch; it also warms all caches."""
+def check_all(candidate: Candidate) -> float | None:
+    """Every way of reading gives back what was written, each row once an epoch; it also warms all caches.
+
+    Returns the lowest R2 of a layer's patches over all rows, of int8; None for others, which only round.
+    """
     form, source = _opened(candidate), candidate.source
     want = torch.from_numpy(source.values)
     for layers in (SPAN, ONE_LAYER):
@@ -110,6 +113,17 @@ def check_all(candidate: Candidate) -> None:
     check(form.rows(numbers, SPAN), some, form.precision, f"{candidate.name}: random rows")
     for num_workers in form.workers:
         _check_epoch(candidate, form, want, num_workers)
+    return _lowest_r2(candidate, form) if form.precision == "int8" else None
+
+
+def _lowest_r2(candidate: Candidate, form: Format) -> float:
+    """Over all layers, held against the format's bound."""
+    assert isinstance(form, Activault)
+    values = candidate.source.values
+    lost = lost_by_layer(form.sequential(range(values.shape[1])), values, form.patches)
+    worst = int(lost.argmax())
+    assert lost[worst] <= MOST_LOST, f"{candidate.name} loses {lost[worst]:.2e} of layer {worst}"
+    return 1 - float(lost[worst])
 
 
 def _check_epoch(candidate: Candidate, form: Format, want: torch.Tensor, num_workers: int) -> None:

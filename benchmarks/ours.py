@@ -27,10 +27,12 @@ from activault.store.manifest import Quantisation
 from activault.store.quantise import PatchMoments
 
 CALIBRATION_ROWS = 256
+POOL_BYTES = 256 << 20
+"""Of the loader: its own 1 GiB would hold all of 250 rows, and reading never overlap with cutting batches."""
 
 
 class Activault(Format):
-    """A store of one dtype, written and read through the public interface with its defaults."""
+    """A store of one dtype, written and read through the public interface; defaults but for the pool."""
 
     def __init__(
         self, folder: Path, source: Activations, dtype: Precision = "bfloat16", compression: str | None = None
@@ -91,6 +93,11 @@ class Activault(Format):
     def _store(self) -> Store:
         return open_store(self.path)
 
+    @property
+    def patches(self) -> slice:
+        """Which tokens of a layer are patches."""
+        return self._store.layout.span("patches")
+
     def sequential(self, layers: range) -> Iterator[torch.Tensor]:  # noqa: D102
         for start in self.source.starts():
             stop = min(start + BLOCK_ROWS, self.source.num_rows)
@@ -104,7 +111,9 @@ class Activault(Format):
 
     def shuffled(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:  # noqa: ARG002, D102
         if not hasattr(self, "_loader"):
-            self._loader = ActivationLoader(self._store, layers=layers, batch_size=BATCH_ROWS)
+            self._loader = ActivationLoader(
+                self._store, layers=layers, batch_size=BATCH_ROWS, pool_bytes=POOL_BYTES
+            )
         for batch in self._loader:
             yield batch.tokens
 

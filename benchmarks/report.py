@@ -50,6 +50,8 @@ class Results:
     """Rows, layers, tokens, dim."""
     labels: dict[str, str]
     num_bytes: dict[str, int] = field(default_factory=dict)
+    lowest_r2: dict[str, float] = field(default_factory=dict)
+    """Of a layer's patches over all rows, for formats in int8."""
     speeds: dict[str, Speeds] = field(default_factory=_speeds)
     """Rows a second by workload, format and number of workers."""
     cold: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class Results:
             "environment": environment(),
             "shape": self.shape,
             "bytes": self.num_bytes,
+            "lowest_r2": self.lowest_r2,
             "rows_a_second": self.speeds,
             "cold_bytes_a_second": self.cold,
         }
@@ -116,6 +119,8 @@ def _spoken(results: Results, workload: str, name: str) -> str:
 
 
 def _print_notes(results: Results) -> None:
+    for name, lowest in results.lowest_r2.items():
+        print(f"\n{name}: lowest R2 of a layer's patches {lowest:.5f}.")
     for peer in PEERS:
         if peer.notes and peer.name in results.labels:
             print(f"\n{peer.name}: {peer.notes}.")

@@ -116,7 +116,9 @@ def _prepare(processes: dict[Candidate, ProcessPoolExecutor], results: Results) 
         if not done.exists():
             process.submit(measure.write, candidate).result()
         results.num_bytes[candidate.name] = process.submit(measure.num_bytes, candidate).result()
-        process.submit(measure.check_all, candidate).result()
+        lowest = process.submit(measure.check_all, candidate).result()
+        if lowest is not None:
+            results.lowest_r2[candidate.name] = lowest
         done.touch()
         print(f"ready: {candidate.name}", file=sys.stderr)
 

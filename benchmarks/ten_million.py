@@ -133,10 +133,10 @@ READING = list(STEPS)[3:]
 def _run_step(name: str, path: Path, num_rows: int) -> None:
     """Measure one step in this process, and print what it took as JSON."""
     work = STEPS[name](path, num_rows)
-    before, start = _most_held(), time.perf_counter()
+    before, start, used = _most_held(), time.perf_counter(), time.process_time()
     kept = work()  # not let go before the clock is read: ending a loader's threads is no part of it
-    seconds = time.perf_counter() - start
-    print(json.dumps({"seconds": seconds, "held": _most_held(), "before": before}))
+    seconds, used = time.perf_counter() - start, time.process_time() - used
+    print(json.dumps({"seconds": seconds, "used": used, "held": _most_held(), "before": before}))
     del kept
 
 
@@ -167,15 +167,18 @@ def _print(found: dict[str, list[dict[str, float]]], store: Path, num_rows: int)
         end="",
     )
     print(f"{manifest.chunk_rows}, 13 layers x 3 kinds; {sizes}\n")
-    print("| step | seconds: median (smallest-largest) | peak memory, MB | before it, MB |")
-    print("| --- | --- | --- | --- |")
+    print(
+        "| step | seconds: median (smallest-largest) | of a processor | peak memory, MB | before it, MB |\n"
+        "| --- | --- | --- | --- | --- |"
+    )
     for step, rounds in found.items():
         if step == "fill":
             continue
         seconds = [each["seconds"] for each in rounds]
         held, before = (max(each[name] for each in rounds) / 1e6 for name in ("held", "before"))
         spread = f"{median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"
-        print(f"| {step} | {spread} | {held:,.0f} | {before:,.0f} |")
+        used = median(each["used"] for each in rounds)
+        print(f"| {step} | {spread} | {used:.2f} | {held:,.0f} | {before:,.0f} |")
 
 
 if __name__ == "__main__":

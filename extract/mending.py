@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from activault.store import Manifest, StoreWriter, create_store, open_store
-from activault.store.repair import RepairPlan, checked_root, forget_shards, rebuild, rebuild_samples
+from activault.store.repair import checked_root, forget_shards, rebuild, rebuild_samples
+from activault.store.repair_plan import RepairPlan
 
 from .capture import Progress, StallTimes
 from .listing import ImageSource
@@ -34,11 +35,12 @@ def repair(
 
     Nothing is touched before the plan, the images and the request are known to be the store's.
     A store that was complete is complete again, with its digest. What only a copy can restore stays as it is.
+    Of a partial copy the request may be that of the whole store: layers, kinds and shards are the copy's own.
 
     Args:
         images: what the store was made from.
         store: where it is.
-        options: the request that made it.
+        options: the request that made it, or the store that it is a part of.
         plan: what is to be done.
         progress: called in this thread with rows done and rows in all.
 
@@ -66,7 +68,7 @@ def _complete(
     """Write tables again; the teacher's identity is the manifest's, since none of its values is computed."""
     order = row_order(source, options)
     if options.weights is None:
-        refuse_other_request(Planned(str(store), manifest), source, order, options)
+        refuse_other_request(Planned(str(store), manifest), source, order, options, repairing=True)
     samples = plan_table(source, order)
     with create_store(store, manifest, samples, {}) as writer:
         rebuild(store, plan)

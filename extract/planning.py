@@ -77,23 +77,30 @@ def planned_at(path: Path) -> Planned | None:
 
 
 def refuse_other_request(
-    there: Planned | Store, source: ImageSource, order: Rows, options: ExtractOptions
+    there: Planned | Store,
+    source: ImageSource,
+    order: Rows,
+    options: ExtractOptions,
+    *,
+    repairing: bool = False,
 ) -> None:
     """Compare a finished store with the request, without the teacher.
 
-    Versions of timm and torch are left out: they say how it was made, and it is made.
+    Versions of timm and torch are left out: they say how it was made, and it is made. A store that is to be
+    repaired may be a part of what is asked for.
     """
     has = there.manifest
     if has.teacher.name != options.teacher:
         raise _mismatch(there, "teacher", has.teacher.name, options.teacher)
+    layers, kinds = _asked(options, has.teacher.num_blocks, has.layout, has if repairing else None)
     demo = options.teacher == "demo"
     patches = parse_patches(options.patches, has.layout.grid, options.seed)
     wanted: dict[str, tuple[object, object]] = {
         "weights": (has.teacher.weights, DEMO_SOURCE if demo else hub_source(options.teacher)),
         "weights_sha256": (has.teacher.weights_sha256, DEMO_SHA256 if demo else has.teacher.weights_sha256),
         **_preprocessing_pairs(has.preprocessing, options),
-        "layers": (has.layers, parse_layers(options.layers, range(has.teacher.num_blocks + 1))),
-        "tokens": (has.kinds, parse_kinds(options.tokens, has.layout)),
+        "layers": (has.layers, layers),
+        "tokens": (has.kinds, kinds),
         "patches": (_spoken_patches(has.layout.kept_patches), _spoken_patches(patches)),
         "dtype": (has.dtype, options.dtype),
         "compression": (has.compression, options.compression),
@@ -149,6 +156,18 @@ def _refuse_other_choice(there: Planned | Store, options: ExtractOptions) -> Non
             raise _mismatch(there, name, has.get(name), value)
 
 
+def _asked(
+    options: ExtractOptions, num_blocks: int, layout: TokenLayout, repaired: Manifest | None
+) -> tuple[tuple[int, ...], tuple[TokenKind, ...]]:
+    """Layers and kinds of a request, or those of a store that is repaired, if it holds some of them alone."""
+    layers = parse_layers(options.layers, range(num_blocks + 1))
+    kinds = parse_kinds(options.tokens, layout)
+    if repaired is not None:
+        layers = repaired.layers if set(repaired.layers) <= set(layers) else layers
+        kinds = repaired.kinds if set(repaired.kinds) <= set(kinds) else kinds
+    return layers, kinds
+
+
 def row_order(source: ImageSource, options: ExtractOptions) -> Rows:
     """Places in the source by row."""
     return chosen_rows(
@@ -185,6 +204,8 @@ def plan_manifest(
     options: ExtractOptions,
     existing: Callable[[], Planned | None],
     calibrate: Calibrate,
+    *,
+    repairing: bool = False,
 ) -> Manifest:
     """The manifest of a request.
 
@@ -195,19 +216,24 @@ def plan_manifest(
         options: the request.
         existing: the store that is there now, if any.
         calibrate: steps for an int8 store's layers; called only if there is no store that has them.
+        repairing: whether the store that is there is to be repaired: of a partial copy its layers, kinds and
+            shards are kept.
 
     Raises:
         ConfigError: options do not fit the teacher or each other.
         StoreMismatchError: another store is there (found out here where it saves the calibration).
     """
     there = existing()
+    part = there.manifest if there is not None and repairing else None
     if there is not None:
         _refuse_other_choice(there, options)
-    layers = parse_layers(options.layers, range(backbone.num_blocks + 1))
     layout = planned_layout(backbone, options)
-    kinds = parse_kinds(options.tokens, layout)
+    layers, kinds = _asked(options, backbone.num_blocks, layout, part)
     grid = _grid(num_rows, len(layers), kinds, layout, backbone.dim, options, there)
-    quantisation = _quantisation(layers, kinds, options, existing, calibrate)
+    if part is not None and part.dtype == options.dtype and part.layers == layers:
+        quantisation = part.quantisation  # also where patches are left out
+    else:
+        quantisation = _quantisation(layers, kinds, options, existing, calibrate)
     told = {"license": "unknown", "citation": ""}
     if there is not None:
         told = {"license": there.manifest.license, "citation": there.manifest.citation}
@@ -225,6 +251,7 @@ def plan_manifest(
         preprocessing=backbone.preprocessing,
         source=source.info,
         row_seed=_row_seed(options),
+        shards=None if part is None else part.shards,
         license=told["license"] if options.license is None else options.license,
         citation=told["citation"] if options.citation is None else options.citation,
         details=tuple(sorted((_details(options) | _teacher_details(backbone)).items())),

@@ -87,8 +87,8 @@ def extract(
         store: where the store is or will be.
         options: the request; a store that was planned from another one is not touched.
         progress: called in this thread with rows done and rows in all.
-        choose: which shards to compute, asked when the request is known to be the store's; None is all that
-            are unfinished. The store is completed if none is left.
+        choose: which shards of a store that is repaired to compute, asked when the request is known to be the
+            store's; None is all that are unfinished. The store is completed if none is left.
 
     Raises:
         ConfigError: an option cannot be used.
@@ -112,7 +112,9 @@ def extract(
     decode = _decoder(source, order, backbone, options)
     backbone = backbone.to(device)
     workers = options.workers or num_cores()
-    with _planned(source, order, backbone, store, options, decode, workers) as writer:
+    with _planned(
+        source, order, backbone, store, options, decode, workers, repairing=choose is not None
+    ) as writer:
         shards = writer.unfinished if choose is None else choose(writer)
         num_new = sum(len(writer.manifest.shard_range(shard)) for shard in shards)
         budget = _budget(source, order, options, store if choose is None else None)
@@ -165,6 +167,8 @@ def _planned(
     options: ExtractOptions,
     decode: Callable[[int], Decoded],
     workers: int,
+    *,
+    repairing: bool,
 ) -> StoreWriter:
     """The store as it is asked for, planned now or long ago."""
 
@@ -179,7 +183,9 @@ def _planned(
             workers=workers,
         )
 
-    manifest = plan_manifest(source, len(order), backbone, options, lambda: planned_at(store), steps)
+    manifest = plan_manifest(
+        source, len(order), backbone, options, lambda: planned_at(store), steps, repairing=repairing
+    )
 
     def save(folder: Path) -> None:
         save_teacher(backbone, folder, weights=options.teacher_weights)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from activault.store.repair_plan import plan_repair, refuse_plan_file, write_plan
+
 from . import console, inspect
 
 __all__ = ["info", "verify"]
@@ -37,6 +39,7 @@ def verify(
     /,
     *,
     deep: bool = False,
+    values: bool = False,
     complete: bool = False,
     repair_plan: Path | None = None,
     json: bool = False,
@@ -48,6 +51,7 @@ def verify(
     ```
     activault verify photos.zarr
     activault verify photos.zarr --deep --complete
+    activault verify photos.zarr --values
     activault verify photos.zarr --deep --repair-plan plan.json
     ```
 
@@ -56,7 +60,9 @@ def verify(
     store
         The store: a path, http(s):// or s3://.
     deep
-        Read every byte and hold it against its hash.
+        Read every byte and hold it against its hash, and statistics against what can be.
+    values
+        Decode every value too, and hold it against what records and statistics say; implies --deep.
     complete
         Count unfinished shards as a fault.
     repair_plan
@@ -64,9 +70,11 @@ def verify(
     json
         Print the report and what would mend it as JSON.
     """
-    report = inspect.verify(store, deep=deep, complete=complete, quiet=json)
     if repair_plan is not None:
-        inspect.write_plan(repair_plan, inspect.plan_repair(report))
+        refuse_plan_file(repair_plan, store)
+    report = inspect.verify(store, deep=deep, values=values, complete=complete, quiet=json)
+    if repair_plan is not None:
+        write_plan(repair_plan, plan_repair(report))
     if json:
         console.print_json(inspect.report_json(report))
     else:

@@ -6,12 +6,11 @@ error.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 
 from activault.store import ActivaultError, ConfigError, MissingExtraError
 
@@ -20,10 +19,17 @@ from .importing import import_
 
 __all__ = ["app", "main"]
 
+
+def _version() -> str:
+    import importlib.metadata  # half as long as all of cyclopts
+
+    return importlib.metadata.version("activault")
+
+
 app = App(
     name="activault",
     help="Cache every layer of a frozen Vision Transformer once; train, probe and analyse from the store.",
-    version=importlib.metadata.version("activault"),
+    version=_version,
     default_parameter=Parameter(negative=(), consume_multiple=True),
     help_format="markdown",
     suppress_keyboard_interrupt=False,
@@ -42,12 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = app(
             list(sys.argv[1:] if arguments is None else arguments),
             exit_on_error=False,
-            print_error=True,
-            error_console=console.err,
+            print_error=False,
             result_action="return_value",
         )
         return int(status or 0)
-    except CycloptsError:
+    except CycloptsError as error:
+        console.err.print(CycloptsPanel(error))
         return 2
     except ActivaultError as error:
         console.err.print(f"activault: {error}", style="red", soft_wrap=True)

@@ -207,5 +207,5 @@ def analyze(
             {"report": str(result.page), "numbers": str(result.page.with_name("numbers.json"))}
         )
     else:
-        console.out.print(f"report: {result.page}", soft_wrap=True)
+        console.say(f"report: {result.page}")
     return 0

@@ -1,7 +1,8 @@
 """What the terminal shows: progress bars on standard error, results on standard output.
 
 Every long task reports through a plain callback; here the callback moves a bar with rate and time left.
-Away from a terminal the bars keep silent and a line is printed at the end of each task.
+Away from a terminal nothing moves, and a line is printed at the end of each task that had something to do.
+`rich` is imported where it is needed: `info` and `verify` print lines, and it would be a tenth of their time.
 """
 
 from __future__ import annotations
@@ -11,75 +12,76 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import ProgressColumn
+    from rich.table import Table
 
-__all__ = ["human_bytes", "human_seconds", "out", "print_json", "progress_bar", "table", "warn"]
-
-# Without markup: a path may hold [brackets].
-out = Console(highlight=False, markup=False)
-err = Console(stderr=True, highlight=False, markup=False)
+__all__ = ["human_bytes", "human_seconds", "out", "print_json", "progress_bar", "say", "table", "warn"]
 
 Advance = Callable[..., None]
 
 
-class _Rate(ProgressColumn):
-    """Units a second since the bar began."""
+@cache
+def _console(stderr: bool) -> Console:
+    from rich.console import Console
 
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
+    # Without markup: a path may hold [brackets].
+    return Console(stderr=stderr, highlight=False, markup=False)
 
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        if speed is None:
-            return Text("", style="progress.data.speed")
-        if self.unit == "B":
-            return Text(f"{human_bytes(speed)}/s", style="progress.data.speed")
-        return Text(f"{speed:,.1f} {self.unit}/s", style="progress.data.speed")
+
+if TYPE_CHECKING:
+    out: Console
+    err: Console
+else:
+
+    def __getattr__(name: str) -> Any:
+        """`out` and `err`, made at their first use."""
+        if name not in {"out", "err"}:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _console(stderr=name == "err")
+
+
+def say(text: str) -> None:
+    """A line of a result on standard output, as it is, and at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 @contextmanager
-def progress_bar(
-    title: str, unit: str, *, quiet: bool = False, only_if_begun: bool = False
-) -> Iterator[Advance]:
+def progress_bar(title: str, unit: str, *, quiet: bool = False) -> Iterator[Advance]:
     """A bar with rate and time left; gives `advance(done, total, note="")`.
 
-    Without a terminal (a log file, a job) nothing moves: one line says what was done and how long it took;
-    `only_if_begun` leaves it out where nothing was to do.
+    Without a terminal (a log file, a job) nothing moves: one line says what was done and how long it took, if
+    anything was counted.
     """
-    count = TextColumn("{task.fields[done]}") if unit == "B" else MofNCompleteColumn()
-    columns = (
-        TextColumn("{task.description:<18}"),
-        BarColumn(),
-        count,
-        _Rate(unit),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    began = time.perf_counter()
-    reached, said, begun = 0.0, "", False
-    with Progress(*columns, console=err, disable=quiet or not err.is_terminal) as progress:
+    if quiet:
+        yield _ignore
+    elif sys.stderr.isatty():
+        with _moving_bar(title, unit) as advance:
+            yield advance
+    else:
+        with _closing_line(title, unit) as advance:
+            yield advance
+
+
+def _ignore(*_: object, **__: object) -> None:
+    """Nobody is told."""
+
+
+@contextmanager
+def _moving_bar(title: str, unit: str) -> Iterator[Advance]:
+    from rich.progress import Progress
+
+    begun = False
+    with Progress(*_columns(unit), console=_console(stderr=True)) as progress:
         bar = progress.add_task(title, total=None, note="", done="")
 
         def advance(done: float, total: float, note: str = "") -> None:
-            nonlocal reached, said, begun
-            reached, said = done, note
+            nonlocal begun
             spoken = f"{human_bytes(done)} of {human_bytes(total)}"
             if begun:
                 progress.update(bar, completed=done, total=total, note=note, done=spoken)
@@ -88,13 +90,63 @@ def progress_bar(
             begun = True
 
         yield advance
-    if not quiet and not err.is_terminal and (begun or not only_if_begun):
+
+
+@contextmanager
+def _closing_line(title: str, unit: str) -> Iterator[Advance]:
+    began = time.perf_counter()
+    reached, said = 0.0, ""
+
+    def advance(done: float, total: float, note: str = "") -> None:  # noqa: ARG001
+        nonlocal reached, said
+        reached, said = done, note
+
+    yield advance
+    if reached:  # a plain `verify` reads no array, and counts nothing
         amount = human_bytes(reached) if unit == "B" else f"{reached:,.0f} {unit}"
-        err.print(f"{title}: {amount} in {human_seconds(time.perf_counter() - began)} {said}".rstrip())
+        line = f"{title}: {amount} in {human_seconds(time.perf_counter() - began)} {said}".rstrip()
+        sys.stderr.write(f"{line}\n")
+
+
+def _columns(unit: str) -> list[ProgressColumn]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """Units a second since the bar began."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            if speed is None:
+                spoken = ""
+            else:
+                spoken = f"{human_bytes(speed)}/s" if unit == "B" else f"{speed:,.1f} {unit}/s"
+            return Text(spoken, style="progress.data.speed")
+
+    return [
+        TextColumn("{task.description:<18}"),
+        BarColumn(),
+        TextColumn("{task.fields[done]}") if unit == "B" else MofNCompleteColumn(),
+        Rate(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    ]
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table whose first column is text and whose others are numbers."""
+    from rich.table import Table
+
     result = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
         result.add_column(column, justify="right" if number else "left")
@@ -105,7 +157,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def warn(line: str) -> None:
     """A line on standard error on what is not as it should be, and stops nothing."""
-    err.print(f"activault: {line}", style="yellow", soft_wrap=True)
+    _console(stderr=True).print(f"activault: {line}", style="yellow", soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

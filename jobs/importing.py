@@ -123,9 +123,9 @@ def import_(
 def _grid(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
-    match = re.fullmatch(r"\s*(\d+)x(\d+)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,9})x([0-9]{1,9})\s*", text)
     if match is None:
-        raise ConfigError(f"a grid is rows x columns such as 16x16; got {text!r}")
+        raise ConfigError(f"a grid is rows x columns such as 16x16; got {text[:100]!r}")
     return int(match[1]), int(match[2])
 
 
@@ -139,7 +139,7 @@ def _preprocessing(said: str | None) -> Preprocessing | None:
     try:
         value: Any = jsonlib.loads(Path(said).read_text(encoding="utf-8"))
         return Preprocessing.model_validate(value)
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:
         told = exc.errors()[0] if isinstance(exc, ValidationError) else exc
         raise ConfigError(
             f"preprocessing is `reference` or a JSON file with {', '.join(Preprocessing.model_fields)}; "
@@ -162,4 +162,4 @@ def _show(store: Path, summary: ImportSummary) -> None:
         "digest": summary.digest,
     }
     for name, value in lines.items():
-        console.out.print(f"{name:<8}{value}", soft_wrap=True)
+        console.say(f"{name:<8}{value}")

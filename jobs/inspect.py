@@ -10,20 +10,18 @@ from typing import Any, Final
 
 from activault.store import CorruptStoreError, VerifyReport, open_store, verify_store
 from activault.store.findings import Remedy
-from activault.store.repair import RepairPlan, plan_repair, write_plan
+from activault.store.repair_plan import RepairPlan, plan_repair
 
 from . import console
 
 __all__ = [
     "facts",
-    "plan_repair",
     "printable",
     "report_json",
     "require_sound",
     "show_facts",
     "show_report",
     "verify",
-    "write_plan",
 ]
 
 _TITLES: Final[dict[Remedy, str]] = {
@@ -46,7 +44,7 @@ def show_facts(facts: dict[str, Any]) -> None:
     rows = [(key, _spoken(key, value)) for key, value in _flat(facts)]
     width = max(len(key) for key, _ in rows)
     for key, value in rows:
-        console.out.print(f"{key:<{width}}  {printable(value)}", soft_wrap=True)
+        console.say(f"{key:<{width}}  {printable(value)}")
 
 
 def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -68,10 +66,12 @@ def _spoken(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def verify(path: Path | str, *, deep: bool, complete: bool, quiet: bool) -> VerifyReport:
+def verify(
+    path: Path | str, *, deep: bool, complete: bool, quiet: bool, values: bool = False
+) -> VerifyReport:
     """Check a store, with a bar over the bytes."""
     with console.progress_bar("verify", "B", quiet=quiet) as advance:
-        return verify_store(path, deep=deep, complete=complete, progress=advance)
+        return verify_store(path, deep=deep, complete=complete, progress=advance, values=values)
 
 
 def report_json(report: VerifyReport) -> dict[str, Any]:
@@ -81,6 +81,7 @@ def report_json(report: VerifyReport) -> dict[str, Any]:
         "state": report.state,
         "complete": report.complete,
         "deep": report.deep,
+        "values": report.values,
         "finished_shards": report.finished_shards,
         "num_shards": report.num_shards,
         "lost_shards": list(report.lost_shards),
@@ -106,16 +107,20 @@ def show_report(path: Path | str, report: VerifyReport) -> None:
     for remedy, title in _TITLES.items():
         faults = [fault for fault in report.faults if fault.remedy == remedy]
         if faults:
-            console.out.print(f"{title} ({len(faults)}):", soft_wrap=True)
+            console.say(f"{title} ({len(faults)}):")
         for fault in faults:
-            console.out.print(f"  {printable(str(fault))}", soft_wrap=True)
+            console.say(f"  {printable(str(fault))}")
     for note in report.notes:
-        console.out.print(f"note: {printable(str(note))}", soft_wrap=True)
+        console.say(f"note: {printable(str(note))}")
     verdict = "sound" if report.ok else f"{len(report.faults)} fault(s)"
-    console.out.print(f"{path}: {verdict}, {_spoken_state(report)}", soft_wrap=True)
+    console.say(f"{path}: {verdict}, {_spoken_state(report)}")
     plan = plan_repair(report)
     if plan.shards or plan.records or plan.metadata or plan.tables or plan.delete:
-        console.out.print(_repair_hint(path, plan), soft_wrap=True)
+        console.say(_repair_hint(path, plan))
+        if report.manifest is not None and report.manifest.shards is not None:
+            console.say(
+                f"without the teacher, a partial copy is mended by `activault pull SOURCE {path} --deep`"
+            )
 
 
 def _spoken_state(report: VerifyReport) -> str:
@@ -130,7 +135,8 @@ def _spoken_state(report: VerifyReport) -> str:
 
 def _repair_hint(path: Path | str, plan: RepairPlan) -> str:
     again = f"extracts {plan.num_rows} row(s) again" if plan.needs_images else "needs no image"
-    first = f"`activault verify {path} --deep --repair-plan plan.json`"
+    level = "--values" if plan.values else "--deep"
+    first = f"`activault verify {path} {level} --repair-plan plan.json`"
     return f"repair: {first}, then the same `activault extract` with --repair plan.json; it {again}" + (
         "" if plan.deep else " (more, if --deep finds more)"
     )

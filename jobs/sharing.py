@@ -83,14 +83,14 @@ def pull(
         asked, taken = planned.part.asked_rows, planned.part.rows
         if asked != taken:
             became = f"{asked.start}:{asked.stop} became {taken.start}:{taken.stop}"
-            _say(f"rows are copied in whole shards: {became}")
+            console.say(f"rows are copied in whole shards: {became}")
         if planned.num_unfinished:
-            _say(
+            console.say(
                 f"the source is not finished: {planned.num_unfinished} shards are left out; pull again when "
                 "it has gone on"
             )
         if there and not dry_run and not deep:
-            _say("of what is there names and sizes alone are looked at; --deep reads it")
+            console.say("of what is there names and sizes alone are looked at; --deep reads it")
     if not dry_run:
         _run(
             "pull", json, lambda advance: planned.run(path, deep=deep, num_threads=threads, progress=advance)
@@ -194,20 +194,14 @@ def publish(
         told["digest"] = open_store(store).digest
         console.print_json(told)
     elif not dry_run:
-        console.out.print(f"published: {destination}", soft_wrap=True)
+        console.say(f"published: {destination}")
     return 0
 
 
 def _tell(what: str, told: dict[str, Any]) -> None:
     there = told.get("bytes_there", 0)
     kept = f", {console.human_bytes(there)} of it is there already" if there else ""
-    console.out.print(
-        f"{what}: {told['num_files']:,} files, {console.human_bytes(told['num_bytes'])}{kept}", soft_wrap=True
-    )
-
-
-def _say(text: str) -> None:
-    console.out.print(text, soft_wrap=True)
+    console.say(f"{what}: {told['num_files']:,} files, {console.human_bytes(told['num_bytes'])}{kept}")
 
 
 def _run(title: str, quiet: bool, work: Callable[[console.Advance], object]) -> None:
@@ -222,7 +216,7 @@ def _finish(told: dict[str, Any], made: Path | None, *, json: bool) -> int:
         told |= {"complete": store.complete, "digest": store.digest}
         if not json:
             state = "complete" if store.complete else "not complete"
-            _say(f"{made}: {state}, digest {store.digest}")
+            console.say(f"{made}: {state}, digest {store.digest}")
     if json:
         console.print_json(told)
     return 0

@@ -24,7 +24,7 @@ from activault.analyze import (
     max_cut_phases,
 )
 from activault.store import ConfigError, RunError, Store, open_store
-from activault.store.repair import read_plan
+from activault.store.repair_plan import read_plan
 
 from . import console
 from .phases import FoundPhases, find_phases, rows_of, training_similarity
@@ -58,7 +58,7 @@ def extract_images(
     from activault.extract import extract, open_source
     from activault.extract import repair as carry_out
 
-    with console.progress_bar("index", "B", quiet=quiet, only_if_begun=True) as advance:
+    with console.progress_bar("index", "B", quiet=quiet) as advance:
         source = open_source(images, options.source, advance)
     for line in source.faults:
         console.warn(line)

@@ -9,18 +9,22 @@ A map of the room; FORMAT.md says what the files of a store mean:
 
     what a store is     layout, provenance, manifest, held, grid; errors, remedies
     bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
-                        shard_files, shard_writing
-    tables and records  files, sealed, samples, sample_tables, records, index, root, completion; card, markup
+                        tally, shard_files, shard_writing
+    tables and records  files, locks, sealed, outcomes, samples, sample_tables, records, presence, index,
+                        root, metadata, completion; card, markup
     places              storage, places, remote, answers, aws, fetching
     writing             creation, differences, buffer, checks, marks, writer
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays; plan,
                         prefetch, loader
     verify and mend     verify, findings, check_structure, check_records, check_samples, check_precision,
-                        check_bytes; repair, restoring
+                        check_statistics, check_bytes, check_values, reporting; repair_plan, repair,
+                        restoring
     sharing             parts, sources, joins, copy_plan, copy_shard, copying, destinations, transfer,
                         merging; publishing, publish_files, occupied, targets, bucket, hub
-    import              reference, row_lists, import_plan, import_blocks, importing
-    helpers             cores (how many there are), deferred (modules that are imported at their first use)
+    import              reference, reference_metadata, reference_files, reference_codec, row_lists,
+                        import_plan, import_checks, import_blocks, importing
+    helpers             cores (how many there are), models (the base of all pydantic ones), deferred (modules
+                        that are imported at their first use), arrow (pyarrow so)
 """
 
 from __future__ import annotations

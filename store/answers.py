@@ -11,7 +11,7 @@ from typing import Final
 from .aws import has_credentials
 from .errors import AccessDeniedError, StorageError, UnreachableError
 
-__all__ = ["BeyondEndError", "ShortBodyError", "may_pass", "told"]
+__all__ = ["BeyondEndError", "ShortBodyError", "may_pass", "translated"]
 
 _STATUS: Final = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _RANGE: Final = re.compile(r"CONTENT_RANGE|Content-Range|Requested \d+\.\.\d+, got")
@@ -32,7 +32,7 @@ def may_pass(exc: Exception) -> bool:
     return isinstance(exc, ShortBodyError) or "request or response body error" in str(exc)
 
 
-def told(exc: Exception, path: str, where: str) -> Exception:
+def translated(exc: Exception, path: str, where: str) -> Exception:
     """The failure of a request for `path` below the URL `where`."""
     from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 

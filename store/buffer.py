@@ -13,19 +13,18 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import fill_of, held_type, non_finite, round_to_bfloat16, round_to_float16
+from .codecs import BLOCK_VALUES, fill_of, held_type, non_finite, round_to_bfloat16, round_to_float16
 from .errors import ConfigError
 from .layout import TokenKind
 from .manifest import Manifest
 from .quantise import Steps
 from .records import ArrayKey, arrays_of
 
-__all__ = ["ShardBuffer"]
+__all__ = ["ShardBuffer", "refuse_other_shard"]
 
 
 _EXPONENT: Final = {np.dtype(np.float16): np.uint16(0x7C00), np.dtype(np.uint16): np.uint16(0x7F80)}
 """Bits that are all set where a float16 or a bfloat16 is not finite."""
-_BLOCK_VALUES: Final = 1 << 16
 
 
 @dataclass
@@ -39,17 +38,23 @@ class _Losses:
     """(rows, dim)"""
 
 
-def _spoken(manifest: Manifest) -> str:
-    if manifest.shards is None:
-        return f"0 to {manifest.num_shards - 1}"
-    return ", ".join(f"{first} to {stop - 1}" for first, stop in manifest.shards)
+def refuse_other_shard(manifest: Manifest, shard: int) -> None:
+    """Refuse a number that is of no shard of this store.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not manifest.holds(shard):
+        ranges = manifest.shards or ((0, manifest.num_shards),)
+        held = ", ".join(f"{first} to {stop - 1}" for first, stop in ranges)
+        raise ConfigError(f"shards here are {held}; got {shard}")
 
 
 def _infinite_rows(held: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """(rows,) whether a float16 or a bfloat16 in it is not finite; in blocks that stay in a core's cache."""
     exponent = _EXPONENT[held.dtype]
     bits, found = held.view(np.uint16), np.zeros(len(held), np.bool_)
-    step = max(1, _BLOCK_VALUES // max(1, held[:1].size))
+    step = max(1, BLOCK_VALUES // max(1, held[:1].size))
     for start in range(0, len(held), step):
         block = bits[start : start + step] & exponent
         if block.max() == exponent:
@@ -61,8 +66,7 @@ class ShardBuffer:
     """Rows of one shard, all layers and kinds; filled by `write`, handed to `StoreWriter.publish`."""
 
     def __init__(self, manifest: Manifest, shard: int) -> None:
-        if not manifest.holds(shard):
-            raise ConfigError(f"shards here are {_spoken(manifest)}; got {shard}")
+        refuse_other_shard(manifest, shard)
         self.shard = shard
         self.rows = manifest.shard_range(shard)
         self.manifest = manifest
@@ -70,7 +74,7 @@ class ShardBuffer:
         self._held = {array: self._filled(array.kind) for array in arrays_of(manifest)}
         self._refused: dict[tuple[ArrayKey, int], float] = {}
         self._losses = {
-            ArrayKey(layer, "patches"): self._lossless(Steps.of(quantisation))
+            ArrayKey(layer, "patches"): self._no_losses(Steps.of(quantisation))
             for layer, quantisation in zip(manifest.layers, manifest.quantisation or (), strict=False)
         }
 
@@ -79,7 +83,7 @@ class ShardBuffer:
         dtype = held_type(self.manifest, kind)
         return np.full(shape, fill_of(dtype), dtype)
 
-    def _lossless(self, steps: Steps) -> _Losses:
+    def _no_losses(self, steps: Steps) -> _Losses:
         shape = (len(self.rows), self.manifest.dim)
         return _Losses(steps, np.zeros(shape), np.zeros(shape, np.int32))
 
@@ -118,11 +122,14 @@ class ShardBuffer:
             ConfigError: the layer is not kept, the shape or the type differs, or the rows leave the shard.
         """
         manifest = self.manifest
-        expected = (len(tokens), manifest.layout.num_tokens, manifest.dim)
-        if tokens.shape != expected or offset < 0 or offset + len(tokens) > len(self.rows):
+        expected = (manifest.layout.num_tokens, manifest.dim)
+        if tokens.ndim != 3 or tokens.shape[1:] != expected:
             raise ConfigError(
-                f"rows {offset} to {offset + len(tokens)} of shard {self.shard} (of {len(self.rows)} rows) "
-                f"take tokens of the shape {expected}; got {tokens.shape}"
+                f"tokens of whole layers have the shape (n, {expected[0]}, {expected[1]}); got {tokens.shape}"
+            )
+        if offset < 0 or offset + len(tokens) > len(self.rows):
+            raise ConfigError(
+                f"shard {self.shard} takes rows in 0 to {len(self.rows)}; got {len(tokens)} at row {offset}"
             )
         if layer not in manifest.layers:
             raise ConfigError(f"this store keeps the layers {manifest.layers}; got {layer}")

@@ -17,11 +17,11 @@ from .files import atomic_write, xxh3
 from .index import IndexSummary
 from .manifest import Manifest, StoredDtype
 from .markup import as_block, as_code, one_line, yaml_string
+from .provenance import UNKNOWN
 
 __all__ = ["CARD", "license_lines", "make_card", "write_card"]
 
 CARD: Final = "CARD.md"
-UNKNOWN: Final = "unknown"
 _MOST_BYTES: Final = 1 << 20
 """A longer card is not ours."""
 _MARK: Final = re.compile(rb"\n<!-- activault: ([0-9a-f]{32}) -->\n\Z")
@@ -187,8 +187,8 @@ def _how_made(manifest: Manifest, r2: Mapping[int, float]) -> str:
 - **Software**: timm {_known(teacher.timm_version)}, torch {_known(teacher.torch_version)}.
 - **Precision**: `{manifest.dtype}`: {_DTYPES[manifest.dtype]}."""
     if manifest.details:
-        told = ", ".join(f"{name} {as_code(str(value))}" for name, value in manifest.details)
-        text += f"\n- **Further**: {told}."
+        details = ", ".join(f"{name} {as_code(str(value))}" for name, value in manifest.details)
+        text += f"\n- **Further**: {details}."
     if not r2:
         return text
     worst = min(r2, key=r2.__getitem__)

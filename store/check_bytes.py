@@ -6,12 +6,9 @@ second on one core and lets other threads run meanwhile, so that a few files at 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import Final
 
 from .cores import num_cores
@@ -20,16 +17,15 @@ from .files import stored_sha256, stored_xxh3
 from .findings import Findings, Remedy
 from .records import ShardRecord, extract_again
 from .remedies import COPY
+from .reporting import Advance, Progress, run_reporting
 from .root import Root
 from .storage import Storage
 
 __all__ = ["check_bytes"]
 
-Progress = Callable[[int, int], None]
 _REMOTE_THREADS: Final = 16
 _MOST_LOCAL_THREADS: Final = 9
 """Of one more than there are cores, so that one waits for the disk while the others hash."""
-_TELL_BYTES: Final = 32 << 20
 _GONE: Final = "it vanished meanwhile"
 
 
@@ -38,14 +34,10 @@ class _File:
     path: str
     bytes: int
     hash: str
-    hash_of: Callable[[Storage, str, Callable[[int], None]], str]
+    hash_of: Callable[[Storage, str, Advance], str]
     shard: int | None
     remedy: Remedy
     spoken: str
-
-
-class _StoppedError(Exception):
-    """The caller wants no more."""
 
 
 def check_bytes(
@@ -97,51 +89,16 @@ def _hashes(
     storage: Storage, files: Sequence[_File], done: int, total: int, progress: Progress | None
 ) -> list[str | StoreError]:
     """Hash of every file, or why there is none, in their order."""
-    told: SimpleQueue[int | None] = SimpleQueue()
-    stop = threading.Event()
-
-    def hash_of(file: _File) -> str | StoreError:
-        waiting = 0
-
-        def advance(size: int) -> None:
-            nonlocal waiting
-            if stop.is_set():
-                raise _StoppedError
-            waiting += size
-            if waiting >= _TELL_BYTES:  # the thread that is told takes the interpreter from those that hash
-                told.put(waiting)
-                waiting = 0
-
-        try:
-            return file.hash_of(storage, file.path, advance)
-        except StoreError as exc:
-            return exc
-        except FileNotFoundError:
-            return _GONE
-        finally:
-            told.put(waiting)
-
     local = min(num_cores() + 1, _MOST_LOCAL_THREADS)
     threads = local if storage.folder is not None else _REMOTE_THREADS
-    with ThreadPoolExecutor(threads, "activault-verify") as pool:
-        try:
-            running: list[Future[str | StoreError]] = []
-            for file in files:
-                future = pool.submit(partial(hash_of, file))
-                future.add_done_callback(lambda _: told.put(None))
-                running.append(future)
-            waiting = len(running)
-            if progress is not None:
-                progress(done, total)
-            while waiting:
-                size = told.get()
-                if size is None:
-                    waiting -= 1
-                    continue
-                done += size
-                if progress is not None:
-                    progress(min(done, total), total)
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-    return [future.result() for future in running]
+    jobs = [partial(_hash, storage, file) for file in files]
+    return run_reporting(jobs, threads, progress, done, total)
+
+
+def _hash(storage: Storage, file: _File, advance: Advance) -> str | StoreError:
+    try:
+        return file.hash_of(storage, file.path, advance)
+    except StoreError as exc:
+        return exc
+    except FileNotFoundError:
+        return _GONE

@@ -8,7 +8,7 @@ looked at.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,7 @@ from .errors import CorruptStoreError, StorageError, StoreError
 from .findings import READABLE, Findings
 from .index import INDEX, Index, read_index
 from .manifest import Manifest
+from .presence import shards_named, size_fault
 from .records import (
     MOST_ASKED,
     SHARD_DIGITS,
@@ -92,7 +93,10 @@ class _Records:
     def read_index(self) -> None:
         """The index, if it can be believed."""
         try:
-            self.found.index = read_index(self.storage, self.root)
+            index = read_index(self.storage, self.root)
+            if index is not None:
+                index.check()
+            self.found.index = index
         except StoreError as exc:
             self.findings.unreadable(INDEX, exc, "rebuild")
 
@@ -101,7 +105,7 @@ class _Records:
         if self.found.index is not None:
             return self.manifest.held_shards
         if self.listed is not None:
-            return sorted(_numbers(self.listed, r"(DIGITS)\.json", record_path, self.manifest))
+            return sorted(shards_named(self.listed, record_path, self.manifest))
         if len(self.manifest.held_shards) <= MOST_ASKED:
             return self.manifest.held_shards
         self.findings.fault(
@@ -187,8 +191,8 @@ class _Records:
             if len(self.manifest.held_shards) > MOST_ASKED:
                 return []
             return [shard for shard in self.manifest.held_shards if shard not in known]
-        begun = _numbers(self.listed, r"(DIGITS)\.stats\.safetensors", statistics_path, self.manifest)
-        begun |= _numbers(self.listed, r"\.(DIGITS)\.json\.tmp", mark_path, self.manifest)
+        begun = shards_named(self.listed, statistics_path, self.manifest)
+        begun |= shards_named(self.listed, mark_path, self.manifest)
         for array in arrays_of(self.manifest):
             names = self._list(f"{array_folder(array.layer, array.kind)}/c") or set()
             begun |= {
@@ -210,8 +214,14 @@ class _Records:
     def sizes(self) -> None:
         """Presence and size of every file of every record."""
 
+        def look(file: FileRecord) -> str | StoreError | None:
+            try:
+                return size_fault(self.storage, file)
+            except StoreError as exc:
+                return exc
+
         def wrong(record: ShardRecord) -> list[tuple[FileRecord, str | StoreError]]:
-            found = ((file, self._wrong_size(file)) for file in (*record.files, record.statistics))
+            found = ((file, look(file)) for file in (*record.files, record.statistics))
             return [(file, what) for file, what in found if what is not None]
 
         records = self.found.ascending
@@ -223,15 +233,6 @@ class _Records:
                 self.findings.fault(
                     file.path, "must have the recorded size", f"it {what}; {AGAIN}", "extract", record.shard
                 )
-
-    def _wrong_size(self, file: FileRecord) -> str | StoreError | None:
-        try:
-            size = self.storage.size(file.path)
-        except FileNotFoundError:
-            return "is missing"
-        except StoreError as exc:
-            return exc
-        return None if size == file.bytes else f"must have {file.bytes} bytes; it has {size}"
 
     def sums(self) -> None:
         """The index against what the records add up to."""
@@ -270,11 +271,3 @@ def _files(manifest: Manifest, shard: int) -> Iterable[str]:
     yield statistics_path(shard)
     for array in arrays_of(manifest):
         yield array_file(array.layer, array.kind, shard)
-
-
-def _numbers(names: set[str], pattern: str, path_of: Callable[[int], str], manifest: Manifest) -> set[int]:
-    """Shards of this store that `names` are of, by the one name that each of them has."""
-    pattern = pattern.replace("DIGITS", rf"\d{{5,{SHARD_DIGITS}}}")
-    matches = (re.fullmatch(pattern, name) for name in names)
-    numbers = {int(match[1]) for match in matches if match is not None}
-    return {n for n in numbers if manifest.holds(n) and path_of(n).rpartition("/")[2] in names}

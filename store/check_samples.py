@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
+from .arrow import pa
 from .check_records import FoundRecords
 from .completion import SAMPLES
 from .errors import StoreError

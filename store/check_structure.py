@@ -9,31 +9,25 @@ import re
 from typing import Final
 
 from .card import CARD
-from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
 from .errors import StoreError
-from .files import pretty_json
 from .findings import READABLE, Findings, Remedy
 from .index import INDEX
 from .layout import layer_name
 from .manifest import Manifest
+from .metadata import planned_metadata
 from .records import SHARD_DIGITS, array_folder, arrays_of, record_path, statistics_path
 from .remedies import COPY
 from .root import ROOT, Root
 from .storage import Storage, gather
 
-__all__ = ["check_metadata", "check_strangers", "check_teacher", "planned_metadata"]
+__all__ = ["check_metadata", "check_strangers", "check_teacher"]
 
-_REBUILD: Final = "`activault extract ... --repair` makes it again from the manifest, or " + COPY
+_REBUILD: Final = (
+    "`activault extract ... --repair`, and of an imported store the same `activault import`, makes it again "
+    f"from the manifest; or {COPY}"
+)
 _SHARD_FILE: Final = re.compile(r"(\d+)\.(json|stats\.safetensors)")
-
-
-def planned_metadata(manifest: Manifest) -> dict[str, bytes]:
-    """Every `zarr.json` below the store's own, by its path: all of them follow from the manifest."""
-    layers = {f"{layer_name(layer)}/{ROOT}": pretty_json(group_metadata({})) for layer in manifest.layers}
-    kinds = {kind: pretty_json(array_metadata(manifest, kind)) for kind in manifest.kinds}
-    arrays = {f"{array_folder(a.layer, a.kind)}/{ROOT}": kinds[a.kind] for a in arrays_of(manifest)}
-    return layers | arrays
 
 
 def check_metadata(storage: Storage, root: Root, findings: Findings) -> None:

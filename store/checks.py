@@ -12,46 +12,64 @@ import numpy as np
 import numpy.typing as npt
 
 from .buffer import ShardBuffer
-from .codecs import MAX_CODE, non_finite, to_float32
+from .codecs import BLOCK_VALUES, MAX_CODE, non_finite, to_float32
 from .conversion import MAX_BFLOAT16, MAX_FLOAT16
+from .cores import in_threads
 from .errors import NonFiniteError, PrecisionError
 from .manifest import Manifest
 from .quantise import MAX_ERROR, Steps
-from .records import ArrayKey
+from .records import ArrayKey, arrays_of
 from .shard_writing import Content
 from .statistics import ChannelStats
 
-__all__ = ["checked_content", "refuse_imprecise", "refuse_imprecise_store"]
+__all__ = ["checked_contents", "refuse_imprecise_store"]
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-_BLOCK_VALUES: Final = 1 << 16
 _REMEDY: Final = "plan the store with dtype bfloat16, or with another seed: it calibrates on other rows"
 
 
-def checked_content(
-    manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, is_ok: Mask, keys: Any
-) -> Content:
-    """One array of a shard, all of its ok rows finite.
+def checked_contents(
+    manifest: Manifest, buffer: ShardBuffer, is_ok: Mask, keys: Any, threads: int
+) -> dict[ArrayKey, Content]:
+    """Every array of a shard, each looked at in one of some threads.
+
+    Args:
+        manifest: of the store.
+        buffer: all values of the shard.
+        is_ok: (rows,); other rows have no say.
+        keys: a column with the key of every row of the store, for messages.
+        threads: how many.
 
     Raises:
         NonFiniteError: a row that is ok holds a NaN, an infinity or a value that the dtype cannot hold.
+        PrecisionError: int8 codes are further off than the format allows.
     """
-    steps = _steps_of(manifest, array)
+    arrays = list(arrays_of(manifest))
+    checked = in_threads(lambda array: _content(manifest, buffer, array, is_ok, keys), arrays, threads)
+    contents = dict(zip(arrays, checked, strict=True))
+    for array, content in contents.items():
+        _refuse_imprecise(manifest, buffer, array, content)
+    return contents
+
+
+def _content(manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, is_ok: Mask, keys: Any) -> Content:
+    steps = steps_of(manifest, array)
     held = buffer.held(array)
-    absmax = _absmax(held, is_ok, steps)
+    absmax = absmax_of(held, is_ok, steps)
     if not np.isfinite(absmax).all():
         raise _non_finite_error(buffer, array, is_ok, keys)
     return Content(held, is_ok, absmax, steps)
 
 
-def _steps_of(manifest: Manifest, array: ArrayKey) -> Steps | None:
+def steps_of(manifest: Manifest, array: ArrayKey) -> Steps | None:
+    """What decodes one array's codes; None where it holds none."""
     quantisation = manifest.quantisation_of(array.layer, array.kind)
     return None if quantisation is None else Steps.of(quantisation)
 
 
-def _absmax(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
+def absmax_of(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
     """(dim,) largest absolute value of the ok rows; not finite if any value is not. 0 without such rows.
 
     Floats without their sign bit are ordered as the integers of the same bits, infinity and NaN above all.
@@ -62,7 +80,7 @@ def _absmax(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
     low, high = np.zeros((2, dim), bits.dtype)
     if is_codes:
         low[:], high[:] = MAX_CODE, -MAX_CODE
-    step = max(1, _BLOCK_VALUES // held[0].size)
+    step = max(1, BLOCK_VALUES // held[0].size)
     for start in range(0, len(held), step):
         ok = is_ok[start : start + step]
         block = bits[start : start + step]
@@ -75,7 +93,8 @@ def _absmax(held: Array, is_ok: Mask, steps: Steps | None) -> Float64:
             tokens = tokens & bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
         np.maximum(high, tokens.max(axis=0), out=high)
     if steps is None:
-        return np.asarray(to_float32(high.view(held.dtype)), np.float64)
+        with np.errstate(invalid="ignore"):  # a NaN of float16 may be one that signals
+            return np.asarray(to_float32(high.view(held.dtype)), np.float64)
     if not is_ok.any():
         return np.zeros(dim)
     ends = to_float32(np.stack([low, high]), steps.scale, steps.offset)
@@ -109,10 +128,11 @@ def _range_exceeded(held_type: Any) -> tuple[str, str]:
 
 
 def _shown(held: Any) -> float:
-    return np.nan if held.dtype == np.int8 else float(to_float32(np.array([held]))[0])
+    with np.errstate(invalid="ignore"):
+        return np.nan if held.dtype == np.int8 else float(to_float32(np.array([held]))[0])
 
 
-def refuse_imprecise(manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, content: Content) -> None:
+def _refuse_imprecise(manifest: Manifest, buffer: ShardBuffer, array: ArrayKey, content: Content) -> None:
     """Refuse a shard whose quantised patches are further off than the format allows.
 
     Raises:

@@ -6,7 +6,9 @@ bound, as each costs a round trip where the file is far away.
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -21,16 +23,24 @@ from .errors import CorruptStoreError
 from .records import ArrayFile
 from .storage import OpenFile
 
-__all__ = ["MAX_REQUEST_BYTES", "ChunkIndex", "IndexCache", "Span", "join_spans", "read_chunk_index"]
+__all__ = [
+    "ABSENT_CHUNK",
+    "MAX_REQUEST_BYTES",
+    "ChunkIndex",
+    "IndexCache",
+    "Span",
+    "join_spans",
+    "read_chunk_index",
+]
 
 MAX_REQUEST_BYTES: Final = 8 << 20
 """Most bytes of a request that is for more than one chunk."""
-_MAX_GAP_BYTES: Final = 256 << 10
+MAX_GAP_BYTES: Final = 256 << 10
 """Bytes between two chunks that are read and thrown away rather than asked around: less than a round trip of
 30 ms takes at 10 MB a second."""
 _MAX_CACHE_BYTES: Final = 64 << 20
-_ABSENT: Final = 2**64 - 1
-"""An entry of a chunk that was never written."""
+ABSENT_CHUNK: Final = 2**64 - 1
+"""Offset and length of a chunk that is not in its file."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class ChunkIndex:
         """
         offset, length = (int(value) for value in self.entries[chunk])
         what = f"{self.record.path}: chunk {chunk}"
-        if offset == length == _ABSENT:
+        if offset == length == ABSENT_CHUNK:
             raise CorruptStoreError(f"{what} is missing")
         if offset + length > self.record.bytes:
             raise CorruptStoreError(
@@ -81,8 +91,8 @@ def read_chunk_index(file: OpenFile, record: ArrayFile, num_chunks: int) -> Chun
     return ChunkIndex(record, np.frombuffer(data, "<u8").reshape(num_chunks, 2))
 
 
-def join_spans(index: ChunkIndex, chunks: Iterable[int]) -> list[Span]:
-    """Ranges that hold the given chunks, ascending; close ones joined into one.
+def join_spans(index: ChunkIndex, chunks: Iterable[int], max_gap: int) -> list[Span]:
+    """Ranges that hold the given chunks, ascending; those joined into one that are at most `max_gap` apart.
 
     Raises:
         CorruptStoreError: see `ChunkIndex.place`.
@@ -91,12 +101,23 @@ def join_spans(index: ChunkIndex, chunks: Iterable[int]) -> list[Span]:
     for offset, length, chunk in sorted((*index.place(chunk), chunk) for chunk in chunks):
         last = joined[-1] if joined else None
         stop = offset + length
-        if last and offset - last.stop <= _MAX_GAP_BYTES and stop - last.start <= MAX_REQUEST_BYTES:
+        if last and offset - last.stop <= max_gap and stop - last.start <= MAX_REQUEST_BYTES:
             wanted = (*last.chunks, (chunk, offset, length))
             joined[-1] = Span(last.start, max(last.stop, stop), wanted)
         else:
             joined.append(Span(offset, stop, ((chunk, offset, length),)))
     return joined
+
+
+_caches: Final[weakref.WeakSet[IndexCache]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for cache in _caches:
+        cache.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class IndexCache:
@@ -106,6 +127,13 @@ class IndexCache:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._found: OrderedDict[tuple[str, str], Future[ChunkIndex]] = OrderedDict()
+        self._lock = threading.Lock()
+        _caches.add(self)
+
+    def forget(self) -> None:
+        """Drop all; for a forked child, where threads that read or hold the lock are no more."""
+        self._bytes = 0
+        self._found = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, record: ArrayFile, read: Callable[[], ChunkIndex]) -> ChunkIndex:

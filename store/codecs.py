@@ -7,6 +7,7 @@ int8 codes. *Stored*, in an array: float32 (also for bfloat16), float16 or int8.
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,21 +26,27 @@ else:
     blosc = Deferred("activault.store.blosc")
 
 __all__ = [
+    "BLOCK_VALUES",
     "FILL_BITS",
     "FILL_CODE",
     "MAX_CODE",
     "array_metadata",
+    "checked",
     "crc32c",
-    "encode_chunk",
+    "crc_bytes",
     "fill_of",
     "group_metadata",
     "held_type",
+    "most_chunk_bytes",
     "non_finite",
+    "pack_chunk",
     "round_to_bfloat16",
     "round_to_float16",
+    "store_into",
     "stored_type",
     "to_float32",
     "to_stored",
+    "with_crc",
 ]
 
 Array = npt.NDArray[Any]
@@ -53,8 +60,8 @@ FILL_CODE: Final = -128
 """The int8 code that is no value."""
 MAX_CODE: Final = 127
 """int8 codes of values are -127 to 127."""
-_CAST_VALUES: Final = 1 << 16
-"""Values rounded at a time: 256 KiB of float32, so that the passes stay in a core's own cache."""
+BLOCK_VALUES: Final = 1 << 16
+"""Values converted at a time: 256 KiB of float32, so that several passes stay in a core's own cache."""
 _HELD: Final[dict[StoredDtype, type[np.generic]]] = {
     "bfloat16": np.uint16,
     "float16": np.float16,
@@ -88,14 +95,14 @@ def round_to_bfloat16(values: Float32) -> UInt16:
     """
     flat = np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint32)
     bits = np.empty(flat.shape, np.uint16)
-    for start in range(0, flat.size, _CAST_VALUES):
-        block = flat[start : start + _CAST_VALUES]
+    for start in range(0, flat.size, BLOCK_VALUES):
+        block = flat[start : start + BLOCK_VALUES]
         rounded = (block >> 16) & 1
         rounded += 0x7FFF
         rounded += block
         rounded >>= 16
         rounded[(block & 0x7FFFFFFF) > 0x7F800000] = FILL_BITS
-        bits[start : start + _CAST_VALUES] = rounded
+        bits[start : start + BLOCK_VALUES] = rounded
     return bits.reshape(values.shape)
 
 
@@ -230,8 +237,21 @@ def checked(data: bytes, what: str) -> bytes:
     return data[:-4]
 
 
+def most_chunk_bytes(shape: tuple[int, ...]) -> int:
+    """Most bytes of an inner chunk (chunk_rows, tokens, dim) and its checksum, whatever its type.
+
+    Blosc adds 16 bytes to what it cannot compress; the rest is room to spare.
+    """
+    return 4 * math.prod(shape) + 4096
+
+
 def pack_chunk(values: Array, compression: Compression) -> bytes:
-    """One inner chunk as it stands in a shard file, but for its checksum; see `encode_chunk`."""
+    """One inner chunk as it stands in a shard file, but for its checksum: the bytes that zarr-python writes.
+
+    Args:
+        values: (chunk_rows, tokens, dim) stored values (float32, float16 or int8), contiguous.
+        compression: the manifest's.
+    """
     if compression == "none":
         return values.tobytes()
     how = _blosc_of(values.dtype)
@@ -239,13 +259,3 @@ def pack_chunk(values: Array, compression: Compression) -> bytes:
     shuffle = blosc.NOSHUFFLE if how["shuffle"] == "noshuffle" else blosc.BITSHUFFLE
     packed: bytes = blosc.compress(values, how["cname"].encode(), how["clevel"], shuffle, how["blocksize"])
     return packed
-
-
-def encode_chunk(values: Array, compression: Compression) -> bytes:
-    """One inner chunk as it stands in a shard file, the very bytes that zarr-python would write.
-
-    Args:
-        values: (chunk_rows, tokens, dim) stored values (float32, float16 or int8), contiguous.
-        compression: the manifest's.
-    """
-    return with_crc(pack_chunk(values, compression))

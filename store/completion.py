@@ -1,6 +1,7 @@
 """Completion: all outcomes into samples.parquet, then all records and merged statistics into index.parquet.
 
-The records are the source of both, so that a writer killed between the two steps only does them again.
+The records are the source of both, so that a writer killed between the two steps only does them again. Both
+are written in one go with the records as they are then: a shard that is written again meanwhile starts over.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-
+from .arrow import pa
 from .card import write_card
 from .checks import refuse_imprecise_store
 from .errors import CorruptStoreError
 from .files import stored_xxh3
 from .index import IndexSummary, read_index, write_index
 from .manifest import Manifest
-from .records import ArrayKey, ShardRecord, array_folder, arrays_of, read_record
+from .records import ArrayKey, ShardRecord, array_folder, arrays_of, read_record, record_path
 from .remedies import AGAIN
+from .restoring import index_in_hand
 from .root import Root
 from .row_sums import add_row_sums
 from .samples import with_records
@@ -130,21 +131,32 @@ def is_completed(storage: Storage, root: Root) -> bool:
 def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
     """Replace samples.parquet, write CARD.md, then index.parquet; every shard must be finished.
 
-    Records are read one at a time and let go: of 10 million rows their texts alone stay, some 200 MB.
+    Records are read one at a time and let go: of 10 million rows their texts alone stay, some 200 MB. They
+    are compared once more before anything is written, within the lock of whoever writes a shard again.
 
     Raises:
         CorruptStoreError: a record or its statistics are missing or altered.
         PrecisionError: an int8 store of all shards whose patches of some layer are below R2 = 0.999.
     """
+    while not _completed(path, root, samples):
+        pass  # a shard was written again meanwhile, by another writer
+
+
+def _completed(path: Path, root: Root, samples: pa.Table) -> bool:
+    """Gather all records and write what they add up to; False if one is another by then."""
     gathered = _Gathered(Folder(path), root.manifest)
     table = with_records(samples, gathered.records(), root.manifest.absent_rows)
     if root.manifest.shards is None:  # the rows of a part may vary less than those of the whole
         for array, stats in gathered.statistics.items():
             refuse_imprecise_store(array, stats)
-    summary = gathered.totals.summary(root, write_sealed(path / SAMPLES, table))
-    r2 = {array.layer: stats.r2 for array, stats in gathered.statistics.items() if stats.losses}
-    write_card(path, root.manifest, summary, r2)
-    write_index(path, summary, root.manifest.held_shards, gathered.texts(), gathered.statistics)
+    with index_in_hand(path):
+        if not gathered.is_current():
+            return False
+        summary = gathered.totals.summary(root, write_sealed(path / SAMPLES, table))
+        r2 = {array.layer: stats.r2 for array, stats in gathered.statistics.items() if stats.losses}
+        write_card(path, root.manifest, summary, r2)
+        write_index(path, summary, root.manifest.held_shards, gathered.texts(), gathered.statistics)
+    return True
 
 
 class _Gathered:
@@ -176,3 +188,18 @@ class _Gathered:
     def texts(self) -> Any:
         """The records' texts as a column, by shard."""
         return pa.chunked_array(self._blocks, pa.string())
+
+    def is_current(self) -> bool:
+        """Whether every record is still the one that was gathered."""
+        texts = (text.as_py() for block in self._blocks for text in block)
+        return all(
+            _text(self._storage, shard) == text.encode()
+            for shard, text in zip(self._manifest.held_shards, texts, strict=True)
+        )
+
+
+def _text(storage: Storage, shard: int) -> bytes | None:
+    try:
+        return storage.read(record_path(shard))
+    except FileNotFoundError:
+        return None

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import round_to_bfloat16, store_into
+from .codecs import BLOCK_VALUES, round_to_bfloat16, store_into
 from .errors import ConfigError, PrecisionError
 from .quantise import Steps
 
@@ -25,7 +25,6 @@ ReadDtype = Literal["float32", "float64", "float16", "bfloat16"]
 """`bfloat16` comes as bit patterns in uint16, which torch views as its own type."""
 MAX_BFLOAT16: Final = (2 - 2.0**-7) * 2.0**127
 MAX_FLOAT16: Final = 65504.0
-_BLOCK_VALUES: Final = 1 << 16
 _SMALL_ROW: Final = 4096
 """Values from which on a row is worth a step of its own; smaller ones are gathered and scattered by NumPy."""
 _MAGNITUDE: Final = np.uint16(0x7FFF)
@@ -66,7 +65,7 @@ def convert_rows(stored: Array, local: Int64, out: Array, places: Int64, steps: 
         _convert(stored[local], converted, steps)
         out[places] = converted
         return
-    step = len(local) if stored.dtype == out.dtype else max(1, _BLOCK_VALUES // row_values)
+    step = len(local) if stored.dtype == out.dtype else max(1, BLOCK_VALUES // row_values)
     breaks = np.flatnonzero((np.diff(local) != 1) | (np.diff(places) != 1)) + 1
     for start, stop in pairwise([0, *breaks.tolist(), len(local)]):
         for first in range(start, stop, step):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import pyarrow as pa
-
+from .arrow import pa
 from .errors import CorruptStoreError, StoreMismatchError
-from .joins import RecordPiece, picked_files
+from .joins import RecordPiece, differing, joined_facts
 from .manifest import Manifest
-from .records import ArrayFile, ArrayKey, ShardRecord, file_faults, read_record
+from .presence import file_faults
+from .records import ArrayKey, FileRecord, ShardRecord, read_record, record_path
 from .root import Root
 from .sources import CopySource
 from .storage import Folder
@@ -27,7 +27,7 @@ __all__ = [
     "kept_bytes",
     "kept_shards",
     "record_there",
-    "refuse_other_values",
+    "refuse_another_store",
 ]
 
 REMEDY: Final = "choose another path; parts of one store in two folders are joined by `activault merge`"
@@ -73,39 +73,69 @@ class CopyPlan:
         """Whether the store will be complete."""
         return len(self.shards) == len(self.manifest.held_shards)
 
-    def files(self, shard: int) -> tuple[ArrayFile, ...]:
-        """Array files of a shard, as its record will have them."""
-        return picked_files([piece.of(shard) for piece in self.shards[shard]], self.manifest, shard)
+    def sources(self) -> tuple[CopySource, ...]:
+        """Every source, once."""
+        pieces = (piece for given in set(self.shards.values()) for piece in given)
+        found = {id(source): source for source in (self.teacher, *(piece.source for piece in pieces))}
+        return tuple(found.values())
+
+    def facts(self, shard: int) -> dict[str, Any]:
+        """Fields of a shard's record as the copy will have it, as far as they are known before it is made."""
+        return joined_facts([piece.of(shard) for piece in self.shards[shard]], self.manifest, shard)
 
 
 def record_there(plan: CopyPlan, path: Path, shard: int) -> ShardRecord | None:
-    """A shard's valid record at `path`, which names the very files that the plan brings; None if it has none.
+    """A shard's valid record at `path`, which is the one that the plan brings; None if it has none.
+
+    One that is not what its checksum says was damaged, and is copied again; one that is, and says something
+    else, is another store's.
 
     Raises:
-        StoreMismatchError: the shard there holds other values than the sources'.
+        StoreMismatchError: the shard there is another store's.
     """
     try:
         found = read_record(Folder(path), plan.manifest, shard)
     except CorruptStoreError:
-        return None  # it is copied again
+        return None
     if found is None:
         return None
-    refuse_other_values(plan, path, found[0])
+    refuse_another_store(path, found[0], plan.facts(shard))
     return found[0]
 
 
-def refuse_other_values(plan: CopyPlan, path: Path, record: ShardRecord) -> None:
-    """Refuse a record at `path` of other files than the plan brings.
+def refuse_another_store(path: Path, there: ShardRecord, facts: Mapping[str, Any]) -> None:
+    """Refuse a valid record at `path` that says something else than the copy's: it is another store's.
+
+    Args:
+        path: where the copy goes.
+        there: the record.
+        facts: fields that it must have.
 
     Raises:
-        StoreMismatchError: names the first.
+        StoreMismatchError: names the first difference.
     """
-    for ours, theirs in zip(record.files, plan.files(record.shard), strict=True):
-        if ours != theirs:
+    for field_, brought in facts.items():
+        found = getattr(there, field_)
+        if found != brought:
             raise StoreMismatchError(
-                f"{path} holds other values of the same plan: {ours.path} has the hash {ours.hash} there "
-                f"and {theirs.hash} in the source; {REMEDY}"
+                f"{path} holds {_spoken_difference(there.shard, field_, found, brought)} in the source; "
+                "choose another path"
             )
+
+
+def _spoken_difference(shard: int, name: str, there: Any, brought: Any) -> str:
+    """`other values of the same plan: ... has the hash ... there and ...`."""
+    if name == "files":
+        one, other = next(pair for pair in zip(there, brought, strict=True) if pair[0] != pair[1])
+        return f"other values of the same plan: {one.path} has the hash {one.hash} there and {other.hash}"
+    if isinstance(there, FileRecord):
+        there, brought = there.hash, brought.hash
+    elif isinstance(there, tuple):
+        there, brought = differing(there, brought), differing(brought, there)
+    return (
+        f"another store of the same plan and values: {name} of {record_path(shard)} is {there} there and "
+        f"{brought}"
+    )
 
 
 def kept_bytes(plan: CopyPlan, path: Path, shard: int) -> int | None:

@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from .copy_plan import Piece
+from .copy_plan import Piece, refuse_another_store
+from .errors import CorruptStoreError
 from .fetching import FileToFetch, Stopped
 from .files import atomic_write, sync_upwards
 from .joins import RecordPiece, join_record, join_statistics, picked
 from .manifest import Manifest
 from .marks import Mark, begin_again
-from .records import record_path, statistics_path
+from .records import ShardRecord, read_record, statistics_path
 from .sources import read_checked
+from .storage import Folder
 
 __all__ = ["ShardCopy"]
 
@@ -90,9 +92,8 @@ class ShardCopy:
         for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
             raise error
         statistics = join_statistics(self._statistics.result(), self._manifest)
-        _, text = join_record([piece for _, piece in self._pieces], self._manifest, statistics)
-        if self._mends and _read(self._path / record_path(self._shard)) != text:
-            # The files are the same, but what is said of the images is not.
+        record, text = join_record([piece for _, piece in self._pieces], self._manifest, statistics)
+        if self._mends and not self._is_there(record):
             begin_again(self._path, [self._shard])
             self._mends = False
         if not self._mends or _read(self._path / statistics_path(self._shard)) != statistics:
@@ -101,6 +102,18 @@ class ShardCopy:
             self._mark.publish(text)
         self.close()
         return len(statistics)
+
+    def _is_there(self, record: ShardRecord) -> bool:
+        """Whether the shard has its record still; another store's (its statistics may differ) is refused."""
+        try:
+            found = read_record(Folder(self._path), self._manifest, self._shard)
+        except CorruptStoreError:
+            return False
+        if found is None:
+            return False
+        said = ("files", "sizes", "bad", "images", "statistics")
+        refuse_another_store(self._path, found[0], {name: getattr(record, name) for name in said})
+        return True
 
     def close(self) -> None:
         """Let go of the shard; the files that are there stay."""

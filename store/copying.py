@@ -7,33 +7,27 @@ finished stays so while it is mended. Several may fill one folder: a shard is co
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-
-from .check_structure import planned_metadata
+from .arrow import pa
 from .completion import is_completed, write_completion
 from .copy_plan import REMEDY, CopyPlan, kept_bytes, kept_shards, record_there
 from .copy_shard import ShardCopy
 from .creation import is_free, plan_store
 from .errors import ConfigError, CorruptStoreError, ShardBusyError, StoreError, StoreMismatchError
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
-from .files import (
-    atomic_write,
-    disk_error,
-    lock_shared,
-    refuse_another_folder,
-)
-from .marks import begin_again, collect_leftovers, own
+from .files import at_work, disk_error, refuse_another_folder
+from .marks import begin_again, collect_leftovers, own, owned_shards
+from .metadata import restore_metadata
+from .records import record_path
 from .restoring import restore_records
 from .storage import Folder
 
@@ -67,7 +61,8 @@ def copy_store(
         ConfigError: fewer threads than one.
         StoreMismatchError: another store is there; the first difference is named.
         NotAStoreError: something else is there.
-        CorruptStoreError: a file is damaged in the source; it is never left in the copy.
+        CorruptStoreError: a file is damaged in the source, or a source changed meanwhile; no such file is
+            left in the copy.
         UnreachableError: a source does not answer.
         StoreError: the disk has no room, is read-only or gone; finished shards are kept.
     """
@@ -76,6 +71,10 @@ def copy_store(
     copy = _Copy(plan, path, retries or Retries(), progress, deep=deep)
     try:
         copy.run(num_threads)
+    except CorruptStoreError:
+        for source in plan.sources():
+            source.refuse_changed()
+        raise
     except OSError as exc:
         raise disk_error(exc, path, copy.left_bytes) from exc
 
@@ -121,11 +120,12 @@ class _Copy:
         _refuse_small_disk(self.path, plan.num_bytes - sum(kept.values()))
         if free:
             self._plan(samples)
-        with _at_work(self.path) as handle:
+        with _tidied(self.path) as handle:
             self._refuse_another_folder = partial(refuse_another_folder, handle, self.path)
             if not free:
                 self._mend_planned()
             todo = [shard for shard in plan.shards if self._deep or shard not in kept]
+            self._collect_marks(except_for=todo)
             self.arrived(0 if self._deep else sum(kept.values()))
             while todo := self._copy_shards(todo, num_threads):
                 self.stop.wait(_BUSY_S)  # others have those
@@ -136,14 +136,21 @@ class _Copy:
     def _mend_planned(self) -> None:
         """Bring back what planning made and is not there any more, or not as it was."""
         self._fetch_teacher(self.path / "teacher")  # those that are there are looked at
-        for name, content in planned_metadata(self.plan.manifest).items():
-            file = self.path / name
-            if not file.is_file() or file.read_bytes() != content:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                atomic_write(file, content)
+        restore_metadata(self.path, self.plan.manifest)
         # A shard whose record was damaged or deleted stays valid by the index while it is looked at.
         restored = restore_records(self.path)
         self._distrusted = frozenset(self.plan.shards if self._deep else restored)
+
+    def _collect_marks(self, except_for: Iterable[int]) -> None:
+        """Remove marks beside records, which a killed copy left; living owners' stay.
+
+        Such a mark would say of a record that is lost later that it was never made. Marks of shards without a
+        record stay, with the files: whoever copies those shards goes on with both.
+        """
+        for shard in sorted(set(owned_shards(self.path)).difference(except_for)):
+            if (self.path / record_path(shard)).exists():
+                with suppress(ShardBusyError):
+                    own(self.path, self.plan.manifest, shard).discard()
 
     def _plan(self, samples: pa.Table) -> None:
         root = plan_store(self.path, self.plan.manifest, samples, self._fetch_teacher, REMEDY)
@@ -237,20 +244,18 @@ class _Copy:
 
 
 @contextmanager
-def _at_work(path: Path) -> Iterator[int]:
+def _tidied(path: Path) -> Iterator[int]:
     """Hold the writers' shared lock; first remove what killed copies left half-written.
 
     Marks stay, with the files of their shards: the copy goes on with both. Yields the folder's handle.
     """
-    handle = lock_shared(path)
-    try:
-        collect_leftovers(path, handle, marks_of=None)
-        yield handle
-    except OSError:
-        refuse_another_folder(handle, path)  # which says more than that a file cannot be written
-        raise
-    finally:
-        os.close(handle)
+    with at_work(path) as handle:
+        try:
+            collect_leftovers(path, handle, marks_of=None)
+            yield handle
+        except OSError:
+            refuse_another_folder(handle, path)  # which says more than that a file cannot be written
+            raise
 
 
 def _refuse_small_disk(path: Path, needed: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["in_threads", "num_cores"]
+__all__ = ["in_threads", "memory_bytes", "num_cores"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

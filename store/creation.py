@@ -6,16 +6,15 @@ with.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-import pyarrow as pa
-
+from .arrow import pa, pc
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
-from .deferred import Deferred
 from .differences import first_difference, spoken
 from .errors import ConfigError, NotAStoreError, StoreError, StoreMismatchError
 from .files import (
@@ -23,28 +22,26 @@ from .files import (
     disk_error,
     file_sha256,
     is_leftover,
-    locked_by_one,
     pretty_json,
     sync_file,
     sync_folder,
 )
 from .layout import layer_name
+from .locks import LOCK, locked_by_one
 from .manifest import Manifest
 from .records import array_folder, arrays_of
 from .root import PLANNING, ROOT, Root, TeacherFile, is_teacher_name, make_root, read_root
 from .sample_tables import read_samples
-from .samples import SAMPLES_SCHEMA, content_hash
+from .samples import content_hash, samples_schema
 from .sealed import write_sealed
 from .storage import Folder
 from .writer import StoreWriter
 
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-else:
-    pc = Deferred("pyarrow.compute")
-
 __all__ = ["create_store", "is_free", "plan_store"]
 
+_FOLDER: Final = re.compile(r"teacher|shards|layer_\d{2,}(/(cls|registers|patches))?")
+_FILE: Final = re.compile(r"teacher/[^/]+|layer_\d{2,}/((cls|registers|patches)/)?zarr\.json")
+"""What planning makes, but for the tables and the marker."""
 TeacherFiles = Mapping[str, Path] | Callable[[Path], object]
 
 
@@ -67,7 +64,7 @@ def create_store(
         StoreError: the disk is full, read-only or gone.
     """
     path = Path(path)
-    if len(samples) != manifest.num_rows or not samples.schema.equals(SAMPLES_SCHEMA):
+    if len(samples) != manifest.num_rows or not samples.schema.equals(samples_schema()):
         raise ConfigError(
             f"samples come from plan_samples, one for each of {manifest.num_rows} rows; got {len(samples)} "
             f"of the columns {samples.schema.names}"
@@ -111,7 +108,7 @@ def is_free(path: Path) -> bool:
             return False
         if not path.exists() or (path / PLANNING).exists():
             return True
-        return path.is_dir() and all(is_leftover(entry) for entry in path.iterdir())
+        return path.is_dir() and all(is_leftover(entry) or entry.name == LOCK for entry in path.iterdir())
     except OSError as exc:
         raise StoreError(
             f"{path} cannot be looked into ({exc.strerror}); grant the right to read it"
@@ -178,10 +175,30 @@ def _plan(path: Path, manifest: Manifest, samples: pa.Table, teacher_files: Teac
 
 
 def _clear(path: Path) -> None:
-    """Remove what an interrupted plan left: the folder was empty, or this is what the marker says."""
-    for entry in path.iterdir():
-        if entry.is_dir() and (entry.name in ("teacher", "shards") or entry.name.startswith("layer_")):
-            shutil.rmtree(entry)
+    """Remove what an interrupted plan left: the folder was empty, or this is what the marker says.
+
+    Raises:
+        NotAStoreError: something is among it that no planning makes; nothing is removed then.
+    """
+    ours = [entry for entry in path.iterdir() if entry.is_dir() and _FOLDER.fullmatch(entry.name)]
+    for file in (file for entry in ours for file in (entry, *entry.rglob("*"))):
+        name = file.relative_to(path).as_posix()
+        if not _is_planned(name, file):
+            raise NotAStoreError(
+                f"{path} has a {PLANNING} of a plan cut short, and {name}, which planning does not make; "
+                "move it away, or choose another path"
+            )
+    for entry in ours:
+        shutil.rmtree(entry)
+
+
+def _is_planned(name: str, file: Path) -> bool:
+    """Whether planning may have made a file or folder, of a name relative to the store."""
+    if file.is_symlink():
+        return False
+    if file.is_dir():
+        return _FOLDER.fullmatch(name) is not None
+    return _FILE.fullmatch(name) is not None or file.name == LOCK or is_leftover(file)
 
 
 def _write_teacher(folder: Path, files: TeacherFiles) -> dict[str, TeacherFile]:

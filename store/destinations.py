@@ -48,10 +48,10 @@ def _is_within(path: Path, folder: Path) -> bool:
         there = folder.stat()
     except OSError:
         return False
-    return any(os.path.samestat(there, found) for found in _stats(path.resolve()))
+    return any(os.path.samestat(there, found) for found in _found_upwards(path.resolve()))
 
 
-def _stats(path: Path) -> Iterator[os.stat_result]:
+def _found_upwards(path: Path) -> Iterator[os.stat_result]:
     for each in (path, *path.parents):
         try:
             yield each.stat()

@@ -17,11 +17,15 @@ from typing import Any, BinaryIO, Final, Literal, TypeVar
 
 import xxhash
 
-from .errors import CorruptStoreError, StoreError, UnreachableError
+from .answers import BeyondEndError
+from .errors import CorruptStoreError, StorageError, StoreError, UnreachableError
 from .files import new_file, stored_sha256, stored_xxh3
-from .storage import Folder, Storage
+from .storage import Folder, Storage, another_size
 
-__all__ = ["FileToFetch", "Retries", "Stopped", "fetch_file", "with_retries"]
+__all__ = ["ELSEWHERE", "FileToFetch", "Retries", "Stopped", "fetch_file", "with_retries"]
+
+ELSEWHERE: Final = "copy from another source, or, if it changed meanwhile, run the same command again"
+"""What to do where a source does not have a file as its record says."""
 
 _RANGE_BYTES: Final = 8 << 20
 _WRONG_HASHES: Final = 2
@@ -148,7 +152,7 @@ def fetch_file(
         progress(-file.bytes)
         error = CorruptStoreError(
             f"{file.path} arrived from {file.storage.where} with another hash ({found}) than its record says "
-            f"({file.hash}), {failures} times; it is damaged there: copy from another source"
+            f"({file.hash}), {failures} times; it is damaged there: {ELSEWHERE}"
         )
         _wait(failures, _WRONG_HASHES, error, retries, stop)
 
@@ -187,13 +191,33 @@ def _ranges(file: FileToFetch, retries: Retries, stop: threading.Event) -> Itera
                     offset, failures = offset + len(block), 0
                     yield block
         except FileNotFoundError as exc:
-            raise CorruptStoreError(
-                f"{file.path} is missing in {file.storage.where}; copy from another source"
-            ) from exc
+            raise CorruptStoreError(f"{file.path} is missing in {file.storage.where}; {ELSEWHERE}") from exc
         except CorruptStoreError as exc:  # of another size, which its place says without saying where it is
-            raise CorruptStoreError(
-                f"{exc}; so it is damaged in {file.storage.where}: copy from another source"
-            ) from exc
+            raise _another_size(file, exc) from exc
         except UnreachableError as exc:
             failures += 1
             _wait(failures, retries.times, exc, retries, stop)
+
+
+def _another_size(file: FileToFetch, error: CorruptStoreError) -> StoreError:
+    """What to say of a file that cannot be read as one of its size: it is damaged, or its place misbehaves.
+
+    Where a server refuses a range that is there, or states an absurd length, no byte can be asked for, as of
+    an empty file; only that one is also said to be empty.
+    """
+    where = file.storage.where
+    if str(error) == str(another_size(file.path, file.bytes, 0)) and not _is_empty(file):
+        return StorageError(
+            f"{file.path} must have {file.bytes} bytes; {where} gives none of them, and does not say that it "
+            "is empty: this place misbehaves; try again later, or copy from another source"
+        )
+    return CorruptStoreError(f"{error}; so it is damaged in {where}: {ELSEWHERE}")
+
+
+def _is_empty(file: FileToFetch) -> bool:
+    try:
+        return file.storage.size(file.path) == 0
+    except BeyondEndError:
+        return False
+    except (FileNotFoundError, StoreError):
+        return True  # nothing that would say more than what went wrong first

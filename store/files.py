@@ -21,10 +21,12 @@ from typing import Any, BinaryIO, Final
 import xxhash
 
 from .errors import CorruptStoreError, StoreError
+from .locks import LOCK, lock, open_lock
 from .remedies import AGAIN, COPY
 from .storage import Folder, Storage
 
 __all__ = [
+    "at_work",
     "atomic_write",
     "canonical_json",
     "disk_error",
@@ -32,9 +34,6 @@ __all__ = [
     "is_leftover",
     "leftovers",
     "lock_shared",
-    "nobody_at_work",
-    "locked_alone",
-    "locked_by_one",
     "new_file",
     "parse_json",
     "pretty_json",
@@ -117,7 +116,7 @@ def xxh3(data: Any) -> str:
     return xxhash.xxh3_128(data).hexdigest()
 
 
-def _told(
+def _counted_blocks(
     storage: Storage, path: str, progress: Callable[[int], None] | None
 ) -> Iterator[bytes | memoryview]:
     """A file's blocks, each gone when the next is asked for; `progress` is told their sizes."""
@@ -135,7 +134,7 @@ def stored_xxh3(storage: Storage, path: str, progress: Callable[[int], None] | N
         StorageError: it cannot be read.
     """
     state = xxhash.xxh3_128()
-    for block in _told(storage, path, progress):
+    for block in _counted_blocks(storage, path, progress):
         state.update(block)
     return state.hexdigest()
 
@@ -148,7 +147,7 @@ def file_sha256(path: Path) -> str:
 def stored_sha256(storage: Storage, path: str, progress: Callable[[int], None] | None = None) -> str:
     """SHA-256 of a file's bytes, in blocks; raises as `stored_xxh3` does."""
     state = hashlib.sha256()
-    for block in _told(storage, path, progress):
+    for block in _counted_blocks(storage, path, progress):
         state.update(block)
     return state.hexdigest()
 
@@ -218,10 +217,27 @@ def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
 
 
 def lock_shared(folder: Path) -> int:
-    """Open the folder and hold a shared lock on it; the caller closes the handle."""
-    handle = os.open(folder, os.O_RDONLY)
-    _share(handle)
+    """Open a folder's lock file and hold it together with other writers; the caller closes the handle.
+
+    Waits for a writer that is collecting, which takes moments. Raises as `lock` does.
+    """
+    handle = open_lock(folder)
+    try:
+        lock(handle, folder, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(handle)
+        raise
     return handle
+
+
+@contextlib.contextmanager
+def at_work(folder: Path) -> Iterator[int]:
+    """Hold the writers' lock, so that nobody takes what is half-written for a leftover; yields the handle."""
+    handle = lock_shared(folder)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def refuse_another_folder(handle: int, path: Path) -> None:
@@ -231,7 +247,7 @@ def refuse_another_folder(handle: int, path: Path) -> None:
         StoreError: another folder is there, or none.
     """
     try:
-        same = os.path.samestat(os.fstat(handle), path.stat())
+        same = os.path.samestat(os.fstat(handle), (path / LOCK).stat())
     except FileNotFoundError:
         same = False
     if not same:
@@ -239,54 +255,6 @@ def refuse_another_folder(handle: int, path: Path) -> None:
             f"{path} is not the folder any more that was opened (it was unmounted, moved or replaced); bring "
             f"it back, then {AGAIN}: finished shards are kept"
         )
-
-
-@contextlib.contextmanager
-def locked_by_one(folder: Path) -> Iterator[None]:
-    """Wait until nobody else is at work in the folder, and keep others waiting meanwhile."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _share(handle: int) -> None:
-    # Waits for a writer that is collecting, which takes moments. On a file system without locks leftovers are
-    # never collected; nothing else depends on it.
-    with contextlib.suppress(OSError):
-        fcntl.flock(handle, fcntl.LOCK_SH)
-
-
-def nobody_at_work(folder: Path) -> bool:
-    """Whether no writer holds its lock on the folder now; False also where locks do not tell."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-@contextlib.contextmanager
-def locked_alone(handle: int) -> Iterator[bool]:
-    """Try to turn a shared lock into the only one meanwhile; False if another writer is at work."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        alone = True
-    except OSError:
-        alone = False
-    try:
-        yield alone
-    finally:
-        _share(handle)  # also after a failure: flock lets go of the old lock before it tries for the new one
 
 
 def is_leftover(path: Path) -> bool:

@@ -99,6 +99,8 @@ class VerifyReport:
     """Whether the store was completed."""
     deep: bool = False
     """Whether every byte was held against its hash."""
+    values: bool = False
+    """Whether every value was decoded and held against the records."""
     notes: tuple[Note, ...] = ()
     """What is worth knowing and no fault."""
     lost_shards: tuple[int, ...] = ()

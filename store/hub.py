@@ -107,7 +107,7 @@ class _Hub:
             return found.is_sound()
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _translating(self) -> Iterator[None]:
         """Failures of the hub in our words."""
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -118,9 +118,9 @@ class _Hub:
         except (client_error, OSError, ValueError, RuntimeError) as exc:
             if isinstance(exc, OSError) and exc.filename is not None:
                 raise  # of this machine's disk
-            raise self._told(exc) from exc
+            raise self._translated(exc) from exc
 
-    def _told(self, exc: Exception) -> Exception:
+    def _translated(self, exc: Exception) -> Exception:
         cause: BaseException = exc
         while getattr(cause, "response", None) is None and cause.__cause__ is not None:
             cause = cause.__cause__  # an upload's failure is wrapped
@@ -151,7 +151,7 @@ class HubDataset(_Hub):
 
     def make(self) -> None:
         """Make the repository if it is not there; private ones are made on the hub."""
-        with self._telling():
+        with self._translating():
             self._api.create_repo(self._repo, repo_type="dataset", exist_ok=True)
 
     def listing(self) -> Mapping[str, Listed]:
@@ -159,7 +159,7 @@ class HubDataset(_Hub):
         from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
         try:
-            with self._telling():
+            with self._translating():
                 try:
                     tree = self._api.list_repo_tree(
                         self._repo, self._prefix.rstrip("/") or None, recursive=True, repo_type="dataset"
@@ -193,7 +193,7 @@ class HubDataset(_Hub):
 
     def create(self, path: str, data: bytes) -> bool:
         """Put a small file where there is none; the last one brings the data set's page with it."""
-        with self._telling():
+        with self._translating():
             head = self._api.repo_info(self._repo, repo_type="dataset").sha
         listing = self.listing()
         if path in listing:
@@ -219,7 +219,7 @@ class HubDataset(_Hub):
         self._send(adds, message, parent)
 
     def _send(self, operations: Sequence[Any], message: str, parent: str | None = None) -> None:
-        with self._telling():
+        with self._translating():
             self._api.create_commit(
                 self._repo, operations, commit_message=message, repo_type="dataset", parent_commit=parent
             )
@@ -227,7 +227,7 @@ class HubDataset(_Hub):
     def _download(self, path: str, folder: Path) -> Path | None:
         from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
 
-        with self._telling():
+        with self._translating():
             try:
                 name = self._there(path)
                 return Path(
@@ -246,14 +246,14 @@ class HubBucket(_Hub):
 
     def make(self) -> None:
         """Make the bucket if it is not there."""
-        with self._telling():
+        with self._translating():
             self._api.create_bucket(self._repo, exist_ok=True)
 
     def listing(self) -> Mapping[str, Listed]:
         """Every file; the hub keeps them by a hash that does not follow from the bytes alone."""
         from huggingface_hub.errors import HfHubHTTPError
 
-        with self._telling():
+        with self._translating():
             try:
                 tree = self._api.list_bucket_tree(
                     self._repo, self._prefix.rstrip("/") or None, recursive=True
@@ -272,7 +272,7 @@ class HubBucket(_Hub):
         """Upload files together."""
         if files:
             add = [(f"{file.storage.where}/{file.path}", self._there(file.path)) for file in files]
-            with self._telling():
+            with self._translating():
                 self._api.batch_bucket_files(self._repo, add=add)
             progress(sum(file.bytes for file in files))
 
@@ -280,20 +280,20 @@ class HubBucket(_Hub):
         """Put a small file where there is none, as far as a look before can tell."""
         if path in self.listing():
             return False
-        with self._telling():
+        with self._translating():
             self._api.batch_bucket_files(self._repo, add=[(data, self._there(path))])
         return True
 
     def remove(self, path: str) -> None:
         """Remove a small file."""
         if path in self.listing():
-            with self._telling():
+            with self._translating():
                 self._api.batch_bucket_files(self._repo, delete=[self._there(path)])
 
     def _download(self, path: str, folder: Path) -> Path | None:
         if path not in self.listing():
             return None
         target = folder / "file"
-        with self._telling():
+        with self._translating():
             self._api.download_bucket_files(self._repo, [(self._there(path), target)])
         return target

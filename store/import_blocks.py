@@ -99,9 +99,9 @@ def calibrated(reference: Reference, layout: TokenLayout) -> tuple[Quantisation,
         PrecisionError: no steps hold the values as precisely as the format promises.
     """
     patches, high = layout.span("patches"), reference.chunks[0]
-    chunks = np.random.default_rng(0).permutation(len(reference.present))
+    chunks = np.random.default_rng(0).permutation(len(reference.files.present))
     moments = [PatchMoments(reference.shape[3]) for _ in range(reference.shape[1])]
-    whole = [chunk for chunk in chunks if reference.present[chunk].all()]
+    whole = [chunk for chunk in chunks if reference.files.present[chunk].all()]
     for chunk in sorted(whole[:_CALIBRATION_CHUNKS]):
         first = int(chunk) * high
         rows = range(first, min(first + min(high, _CALIBRATION_ROWS), reference.num_rows))

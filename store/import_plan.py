@@ -16,12 +16,11 @@ from .errors import ConfigError
 from .grid import SHARD_BUFFER_BYTES, choose_grid
 from .layout import TokenLayout, parse_layers
 from .manifest import Manifest, Quantisation, StoredDtype
-from .provenance import Preprocessing, SourceInfo, TeacherInfo
+from .provenance import UNKNOWN, Preprocessing, SourceInfo, TeacherInfo
 from .reference import Reference
 
 __all__ = [
     "REFERENCE_PREPROCESSING",
-    "UNKNOWN",
     "ImportOptions",
     "aligned_grid",
     "infer_layers",
@@ -29,7 +28,6 @@ __all__ = [
     "plan_import",
 ]
 
-UNKNOWN: Final = "unknown"
 REFERENCE_PREPROCESSING: Final = Preprocessing(
     image_size=(224, 224),
     resize=256,
@@ -81,8 +79,19 @@ class ImportOptions:
         for name, count, least in (("registers", self.registers, 0), ("heads", self.heads, 1)):
             if count is not None and count < least:
                 raise ConfigError(f"{name} is at least {least}; got {count}")
+        for name, text in (("teacher", self.teacher), ("license", self.license), ("citation", self.citation)):
+            if not _is_unicode(text):
+                raise ConfigError(f"{name} is text in UTF-8; got {text[:100]!r}")
         if self.grid is not None and min(self.grid) < 1:
             raise ConfigError(f"a grid is rows x columns, each at least 1; got {self.grid[0]}x{self.grid[1]}")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # an argument of the command line may be any bytes
+        return False
+    return True
 
 
 def infer_layout(num_tokens: int, options: ImportOptions) -> TokenLayout:

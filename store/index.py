@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from .arrow import pa
 from .errors import CorruptStoreError
 from .files import canonical_json
 from .manifest import Manifest
+from .models import Model
 from .records import ArrayKey, ShardRecord, arrays_of, parse_record
 from .remedies import delete_and_again
 from .root import Root
-from .sealed import read_sealed, write_sealed
+from .sealed import SealedTable, open_sealed, write_sealed
 from .statistics import ChannelStats, Losses
 from .storage import Storage
 
@@ -32,27 +32,33 @@ __all__ = ["INDEX", "Index", "IndexSummary", "read_index", "write_index"]
 INDEX: Final = "index.parquet"
 _KEY: Final = "activault.index"
 _REMEDY: Final = delete_and_again(INDEX)
-_VECTOR = pa.list_(pa.float64())
-_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
-    ("entry", pa.string()),
-    ("shard", pa.int64()),
-    ("record", pa.string()),
-    ("layer", pa.int32()),
-    ("kind", pa.string()),
-    ("count", pa.int64()),
-    ("mean", _VECTOR),
-    ("m2", _VECTOR),
-    ("absmax", _VECTOR),
-    ("sse", _VECTOR),
-    ("clipped", pa.list_(pa.int64())),
-]
-_SCHEMA: Final = pa.schema(_COLUMNS)
+_GROUP_RECORDS: Final = 64
+"""Records that are decoded together: 13 KB each where the images' sizes all differ."""
+_KEPT_GROUPS: Final = 8
+_STATISTICS: Final = ("layer", "kind", "count", "mean", "m2", "absmax", "sse", "clipped")
 
 
-class IndexSummary(BaseModel):
+@cache
+def _schema() -> pa.Schema:
+    vector = pa.list_(pa.float64())
+    columns: list[tuple[str, pa.DataType]] = [
+        ("entry", pa.string()),
+        ("shard", pa.int64()),
+        ("record", pa.string()),
+        ("layer", pa.int32()),
+        ("kind", pa.string()),
+        ("count", pa.int64()),
+        ("mean", vector),
+        ("m2", vector),
+        ("absmax", vector),
+        ("sse", vector),
+        ("clipped", pa.list_(pa.int64())),
+    ]
+    return pa.schema(columns)
+
+
+class IndexSummary(Model):
     """What a complete store says of itself without any record being parsed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: int
     manifest: str
@@ -68,31 +74,69 @@ class IndexSummary(BaseModel):
     arrays_digest: str
 
 
-@dataclass(frozen=True)
 class Index:
-    """A read index."""
+    """A read index: its bytes, of which records are decoded as they are asked for.
 
-    manifest: Manifest
-    summary: IndexSummary
-    table: pa.Table
+    Of 12,500 shards the bytes are 47 MB, and the records' texts decoded all at once 160 MB.
+    """
+
+    def __init__(self, manifest: Manifest, summary: IndexSummary, table: SealedTable) -> None:
+        self.manifest = manifest
+        self.summary = summary
+        self._table = table
+        # Without a lock, unlike anything of our own: a child may be forked while a thread reads.
+        self._records = lru_cache(_KEPT_GROUPS)(partial(_records_of, table))
 
     def record_text(self, shard: int) -> bytes:
-        """Text of the record file of a shard that is held here."""
+        """Text of the record file of a shard that is held here.
+
+        Raises:
+            CorruptStoreError: it cannot be decoded.
+        """
         place = bisect_left(self.manifest.held_shards, shard)
-        return str(self.table["record"][place].as_py()).encode()
+        group = self._table.group_of(place)
+        try:
+            text = str(self._records(group)[place - self._table.group_starts[group]].as_py())
+        except UnicodeDecodeError as exc:
+            raise CorruptStoreError(f"{INDEX}: the record of shard {shard} is no text; {_REMEDY}") from exc
+        return text.encode()
 
     def record(self, shard: int) -> ShardRecord:
-        """A shard's record."""
+        """A shard's record; raises as `record_text` and `parse_record` do."""
         return parse_record(self.record_text(shard), self.manifest, shard)
+
+    def check(self) -> None:
+        """Decode every record's text and all statistics once, without keeping them.
+
+        Raises:
+            CorruptStoreError: something cannot be decoded.
+        """
+        for shard in self.manifest.held_shards:
+            self.record_text(shard)
+        self._statistics_table()
+
+    def _statistics_table(self) -> pa.Table:
+        start, table = len(self.manifest.held_shards), self._table
+        groups = range(table.group_of(start), table.num_groups)
+        return table.read(_STATISTICS, groups).slice(start - table.group_starts[groups.start])
 
     @cached_property
     def statistics(self) -> dict[ArrayKey, ChannelStats]:
-        """Merged statistics of every array."""
-        rows = self.table.slice(len(self.manifest.held_shards)).to_pylist()
+        """Merged statistics of every array.
+
+        Raises:
+            CorruptStoreError: they cannot be decoded, or are not those of every array.
+        """
+        rows = self._statistics_table().to_pylist()
         found = {ArrayKey(row["layer"], row["kind"]): _stats(row, self.manifest.dim) for row in rows}
         if list(found) != list(arrays_of(self.manifest)):
             raise CorruptStoreError(f"{INDEX} must have the statistics of every array; {_REMEDY}")
         return found
+
+
+def _records_of(table: SealedTable, group: int) -> Any:
+    """Texts of the records of one row group, and null for each of its other lines."""
+    return table.read(["record"], range(group, group + 1))["record"]
 
 
 def _vector(values: Sequence[float | None] | None, dim: int) -> npt.NDArray[np.float64]:
@@ -132,12 +176,13 @@ def write_index(
     """
     entries = pa.repeat(pa.scalar("record", pa.string()), len(shards))
     columns: dict[str, Any] = {"entry": entries, "shard": pa.array(shards, pa.int64()), "record": texts}
-    for field in _SCHEMA:
+    for field in _schema():
         columns.setdefault(field.name, pa.array([None] * len(shards), field.type))
-    records = pa.table(columns, schema=_SCHEMA)
-    merged = pa.Table.from_pylist([_row(*entry) for entry in statistics.items()], schema=_SCHEMA)
+    records = pa.table(columns, schema=_schema())
+    merged = pa.Table.from_pylist([_row(*entry) for entry in statistics.items()], schema=_schema())
     table = pa.concat_tables([records, merged])
-    write_sealed(path / INDEX, table, {_KEY: canonical_json(summary.model_dump()).decode()})
+    metadata = {_KEY: canonical_json(summary.model_dump()).decode()}
+    write_sealed(path / INDEX, table, metadata, group_rows=_GROUP_RECORDS)
 
 
 def _row(array: ArrayKey, stats: ChannelStats) -> dict[str, Any]:
@@ -149,28 +194,26 @@ def _row(array: ArrayKey, stats: ChannelStats) -> dict[str, Any]:
 
 
 def read_index(storage: Storage, root: Root) -> Index | None:
-    """The index of the store; None if it is not complete.
+    """The index of the store; None if it is not complete. Records and statistics are not decoded for it.
 
     Raises:
-        CorruptStoreError: the index is altered or belongs to another store.
+        CorruptStoreError: the index is altered, belongs to another store or is not of all its shards.
     """
     manifest = root.manifest
     try:
         num_entries = len(manifest.held_shards) + len(manifest.layers) * len(manifest.kinds)
-        table, metadata, _ = read_sealed(
-            storage, INDEX, _SCHEMA, num_entries, manifest.max_table_bytes, keep_dictionaries=True
-        )
+        table = open_sealed(storage, INDEX, _schema(), num_entries, manifest.max_table_bytes)
     except FileNotFoundError:
         return None
     try:
-        summary = IndexSummary.model_validate_json(metadata.get(_KEY, ""))
+        summary = IndexSummary.model_validate_json(table.metadata.get(_KEY, ""))
     except ValidationError as exc:
         raise CorruptStoreError(f"{INDEX} has no summary that can be read; {_REMEDY}") from exc
     claimed = summary.format, summary.manifest, summary.samples
     if claimed != (manifest.format, manifest.sha256(), root.samples):
         raise CorruptStoreError(f"{INDEX} belongs to another store; {_REMEDY}")
     num_held = len(manifest.held_shards)
-    shards = table["shard"].slice(0, num_held)
+    shards = table.read(["shard"])["shard"].slice(0, num_held)
     # Not `to_numpy`: where pandas is installed that imports it, half a second of every process that opens.
     found = None if shards.null_count else np.from_dlpack(shards.combine_chunks())
     if found is None or not np.array_equal(found, np.array(manifest.held_shards)):

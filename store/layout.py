@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from .errors import ConfigError
+from .models import Model
 
 __all__ = [
     "KINDS",
@@ -30,10 +31,8 @@ TokenKind = Literal["cls", "registers", "patches"]
 KINDS: tuple[TokenKind, ...] = ("cls", "registers", "patches")
 
 
-class TokenLayout(BaseModel):
+class TokenLayout(Model):
     """Counts of each token kind in one layer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_cls: int = Field(ge=0, le=1)
     """1 if the teacher has a class token."""

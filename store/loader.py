@@ -12,6 +12,7 @@ tensor that looks into it is gone; keeping batches is safe and only takes more o
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -85,22 +86,21 @@ class ActivationLoader:
         pool_bytes: int = 1 << 30,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if batch_size < 1 or (num_threads or 0) < 0 or pool_bytes < 1 or seed < 0:
-            raise ConfigError(
-                "batch_size and pool_bytes are at least 1, num_threads and seed at least 0; got "
-                f"{batch_size}, {pool_bytes}, {num_threads} and {seed}"
-            )
         if dtype not in _DTYPES:
             raise ConfigError(f"batches are of {', '.join(map(str, _DTYPES))}; got {dtype}")
         self.store = store
         self.layers = check_layers(layers, store.layers)
         self.kinds = store.parse_tokens(tokens)
-        self.batch_size = batch_size
-        self.seed = seed
+        self.batch_size = _whole("batch_size", batch_size, 1)
+        self.seed = _whole("seed", seed, 0)
         self.rows = _loadable(store, rows)
         self.shuffle = shuffle
         self.drop_last = drop_last
-        self.num_threads = num_ahead(store.chunks, self.kinds) if num_threads is None else num_threads
+        self.num_threads = (
+            num_ahead(store.chunks, self.kinds)
+            if num_threads is None
+            else _whole("num_threads", num_threads, 0)
+        )
         self.dtype = dtype
         self._pool_memory = {kind: Recycler(most_free=2) for kind in self.kinds}
         self._batch_memory = Recycler(most_free=3)
@@ -109,11 +109,13 @@ class ActivationLoader:
             store.layout.count(kind) * held_type(store.manifest, kind).itemsize for kind in self.kinds
         )
         row_bytes = len(self.layers) * token_bytes * store.dim
-        self.pool_rows = max(1, pool_bytes // (2 * row_bytes))
+        self.pool_rows = max(1, _whole("pool_bytes", pool_bytes, 1) // (2 * row_bytes))
         if len(self) == 0:
             raise ConfigError(f"{len(self.rows)} rows make no batch of {batch_size}; lower batch_size")
         self._epoch = 0
         self._taken = 0
+        self._iterator: object = None
+        """The iterator whose turn it is; it counts the batches that are taken."""
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -142,8 +144,11 @@ class ActivationLoader:
         """The rest of the current epoch; at its end the loader stands at the start of the next.
 
         Raises:
+            ConfigError: another iterator was begun, or a state was loaded, since the last batch; or this is
+                another process than the one that the iterator was begun in.
             CorruptStoreError: a shard is damaged; the message names its rows. No batch is left out.
         """
+        mine = self._iterator = object()
         plan = self.plan(self._epoch)
         execution = Execution(
             self.store.chunks,
@@ -163,6 +168,11 @@ class ActivationLoader:
                 # it.
                 self._advance(plan.num_batches)
                 yield Batch(tokens, torch.from_numpy(rows.copy()), labels)
+                if self._iterator is not mine:
+                    raise ConfigError(
+                        "a loader has one iterator at a time, which counts its batches; another was begun or "
+                        "a state was loaded, so that this one ends; make a loader for each"
+                    )
 
     def _advance(self, num_batches: int) -> None:
         """Count a batch as taken."""
@@ -197,6 +207,8 @@ class ActivationLoader:
             ConfigError: the state is of another version, store, set of rows, seed, batch size or pool: its
                 position would mean other rows here.
         """
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"a loader state is what state_dict gave; got {state!r:.80}")
         if state.get("version") != _STATE_VERSION:
             raise ConfigError(f"a loader state has version {_STATE_VERSION}; got {state.get('version')!r}")
         for field, here in self._identity().items():
@@ -205,17 +217,18 @@ class ActivationLoader:
                     f"this loader's {field} is {here!r} and the state's is {state.get(field)!r}: its "
                     "position would mean other rows; make the loader as it was, or start anew"
                 )
-        epoch, batch = state.get("epoch"), state.get("batch")
-        if (
-            not isinstance(epoch, int)
-            or not isinstance(batch, int)
-            or epoch < 0
-            or not 0 <= batch < len(self)
-        ):
-            raise ConfigError(
-                f"a position is an epoch and a batch below {len(self)}; got {epoch!r} and {batch!r}"
-            )
-        self._epoch, self._taken = epoch, batch
+        epoch = _whole("epoch", state.get("epoch"), 0)
+        batch = _whole("batch", state.get("batch"), 0, len(self))
+        self._epoch, self._taken, self._iterator = epoch, batch, None
+
+
+def _whole(name: str, value: object, least: int, stop: int = 1 << 63) -> int:
+    """A whole number from `least` to below `stop`; NumPy's are taken too, truth values are not."""
+    number = operator.index(value) if hasattr(value, "__index__") else None
+    if number is None or isinstance(value, bool) or not least <= number < stop:
+        most = "below 2^63" if stop == 1 << 63 else f"below {stop}"
+        raise ConfigError(f"{name} is a whole number, at least {least} and {most}; got {value!r:.80}")
+    return number
 
 
 def _loadable(store: Store, rows: RowSelection | None) -> Int64:

@@ -27,10 +27,11 @@ from pydantic import (
 from .files import canonical_json
 from .held import HeldShards
 from .layout import TokenKind, TokenLayout
-from .provenance import Preprocessing, SourceInfo, StrictModel, TeacherInfo
+from .provenance import UNKNOWN, Preprocessing, SourceInfo, StrictModel, TeacherInfo
 
 __all__ = [
     "FORMAT_VERSION",
+    "MOST_SHARD_ROWS",
     "Compression",
     "Detail",
     "Manifest",
@@ -103,7 +104,7 @@ class Manifest(StrictModel):
     """Seed of the order of the rows; None is the source's own order."""
     shards: tuple[tuple[int, int], ...] | None = None
     """Shards of a partial copy, as `(first, stop)` ranges that ascend and do not touch; None is all."""
-    license: str = "unknown"
+    license: str = UNKNOWN
     """Licence of the activations as a data set, for the people they are shared with."""
     citation: str = ""
     """What to cite for them."""

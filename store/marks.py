@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from .errors import ShardBusyError
-from .files import leftovers, locked_alone, sync_folder
+from .files import leftovers, sync_folder
 from .index import INDEX
+from .locks import lock, locked_alone
 from .manifest import Manifest
 from .records import SHARD_DIGITS, array_file, arrays_of, mark_path, record_path, statistics_path
 from .restoring import index_in_hand, write_lost
@@ -88,6 +89,7 @@ def own(store: Path, manifest: Manifest, shard: int) -> Mark:
 
     Raises:
         ShardBusyError: another thread or process owns it.
+        StoreError: the file system has no locks.
         OSError: the mark cannot be made.
     """
     path = store / mark_path(shard)
@@ -95,7 +97,7 @@ def own(store: Path, manifest: Manifest, shard: int) -> Mark:
     while True:
         mark = Mark(store, manifest, shard, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
         try:
-            _lock(mark.handle, shard)
+            _own(mark.handle, path, shard)
             if _is_at(mark.handle, path):
                 return mark
         except BaseException:
@@ -104,16 +106,12 @@ def own(store: Path, manifest: Manifest, shard: int) -> Mark:
         mark.close()  # between opening and locking its owner made it the record, or removed it
 
 
-def _lock(handle: int, shard: int) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as exc:
+def _own(handle: int, path: Path, shard: int) -> None:
+    if not lock(handle, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
         raise ShardBusyError(
             f"one owner writes a shard; shard {shard} is being published by another thread or process; leave "
             "it to that one, and write the shards that are unfinished when it is done"
-        ) from exc
-    except OSError:
-        pass  # a file system without locks: writers must not be given the same shards there
+        )
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -144,7 +142,7 @@ def collect_leftovers(store: Path, handle: int, marks_of: Manifest | None) -> No
         marks_of: the manifest, to collect marks with the files of their shards; None leaves both, for whoever
             goes on with them.
     """
-    with locked_alone(handle) as alone:
+    with locked_alone(handle, store) as alone:
         if not alone:
             return
         (store / PLANNING).unlink(missing_ok=True)
@@ -159,20 +157,20 @@ def begin_again(store: Path, shards: Iterable[int]) -> None:
     """Make the store and these shards unfinished, whatever they were before; it is on disk when this returns.
 
     The index goes first, as it speaks for the records; the records of other shards that it alone has are
-    written before. Folders are synced also where nothing was there: who removed it may have been killed
-    before that was on disk.
+    written before. All of it is one step for whoever completes the store, which holds its records against an
+    index within the same lock. Folders are synced also where nothing was there: who removed it may have been
+    killed before that was on disk.
 
     Raises:
         OSError: the disk is read-only or gone.
     """
     shards = set(shards)
-    if (store / INDEX).exists():
-        with index_in_hand(store):
+    with index_in_hand(store):
+        if (store / INDEX).exists():
             write_lost(store, except_for=shards)
             (store / INDEX).unlink(missing_ok=True)
-    sync_folder(store)
-    records = [store / record_path(shard) for shard in shards]
-    for record in records:
-        record.unlink(missing_ok=True)
-    if records:
-        sync_folder(records[0].parent)
+        sync_folder(store)
+        for shard in shards:
+            (store / record_path(shard)).unlink(missing_ok=True)
+        if shards:
+            sync_folder(store / "shards")

@@ -16,11 +16,11 @@ from .destinations import checked_destination
 from .differences import first_difference, spoken
 from .errors import ConfigError, StoreMismatchError
 from .fetching import Retries
-from .joins import picked
+from .joins import RecordPiece, picked, refuse_contradictions
 from .layout import KINDS
 from .manifest import Manifest, Quantisation
 from .parts import part_samples
-from .records import ArrayFile, ArrayKey, array_folder, arrays_of
+from .records import ArrayFile, ArrayKey, ShardRecord, array_folder, arrays_of
 from .root import make_root
 from .sources import CopySource, open_source
 from .storage import Storage
@@ -94,7 +94,7 @@ def plan_merge(sources: Sequence[Path | str | Storage]) -> Merge:
     finished = sorted(frozenset().union(*(source.finished_set for source in opened)))
     shards = {shard: _pieces(opened, manifest, shard) for shard in finished}
     teacher = opened[0].root.teacher
-    files = [file for shard, pieces in shards.items() for file in _told(pieces, shard)]
+    files = [file for shard, pieces in shards.items() for file in _files_and_bytes(pieces, shard)]
     plan = CopyPlan(
         root=make_root(manifest, opened[0].root.samples, teacher),
         samples=lambda: part_samples(opened[0].samples, manifest),
@@ -106,14 +106,14 @@ def plan_merge(sources: Sequence[Path | str | Storage]) -> Merge:
     return Merge(opened, plan)
 
 
-def _told(pieces: Iterable[Piece], shard: int) -> list[tuple[int, int]]:
+def _files_and_bytes(pieces: Iterable[Piece], shard: int) -> list[tuple[int, int]]:
     """Files and bytes of a shard, a piece at a time, with the statistics."""
-    told = [(1, 0)]
+    found = [(1, 0)]
     for piece in pieces:
         given = piece.of(shard)
         files = picked(given)
-        told.append((len(files), sum(file.bytes for file in files) + given.record.statistics.bytes))
-    return told
+        found.append((len(files), sum(file.bytes for file in files) + given.record.statistics.bytes))
+    return found
 
 
 def _refuse_strangers(one: CopySource, other: CopySource) -> None:
@@ -175,19 +175,20 @@ def _pieces(sources: Sequence[CopySource], manifest: Manifest, shard: int) -> tu
     """Who gives which arrays of a shard.
 
     Raises:
-        StoreMismatchError: two sources have different files, or an array would be missing.
+        StoreMismatchError: two sources have different files, disagree about the images, or an array would be
+            missing.
     """
+    holders = _holders(sources, shard)
     given: dict[ArrayKey, tuple[CopySource, ArrayFile]] = {}
-    for source in sources:
-        if not source.manifest.holds(shard) or shard not in source.finished_set:
-            continue
-        for array, file in zip(arrays_of(source.manifest), source.record(shard).files, strict=True):
+    for source, record in holders:
+        for array, file in zip(arrays_of(source.manifest), record.files, strict=True):
             first, known = given.setdefault(array, (source, file))
             if known != file:
                 raise StoreMismatchError(
                     f"shard {shard} is not the same in both: {file.path} has the hash {known.hash} in "
                     f"{first.where} and {file.hash} in {source.where}; leave one of the two stores out"
                 )
+    refuse_contradictions([RecordPiece(source.where, record, ()) for source, record in holders])
     missing = [array for array in arrays_of(manifest) if array not in given]
     if missing:
         places = ", ".join(array_folder(array.layer, array.kind) for array in missing[:3])
@@ -200,6 +201,19 @@ def _pieces(sources: Sequence[CopySource], manifest: Manifest, shard: int) -> tu
         )
     return tuple(
         Piece(source, tuple(array for array, (giver, _) in given.items() if giver is source))
-        for source in sources
+        for source, _ in holders
         if any(giver is source for giver, _ in given.values())
     )
+
+
+def _holders(sources: Sequence[CopySource], shard: int) -> list[tuple[CopySource, ShardRecord]]:
+    """Sources that have finished a shard, and their records; first those that know the images' contents.
+
+    So the merged record knows them whichever source is named first.
+    """
+    holders = [
+        (source, source.record(shard))
+        for source in sources
+        if source.manifest.holds(shard) and shard in source.finished_set
+    ]
+    return sorted(holders, key=lambda holder: holder[1].images is None)

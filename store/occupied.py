@@ -10,15 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from .differences import first_difference, spoken
 from .errors import CorruptStoreError, NotAStoreError, StoreMismatchError
-from .files import parse_json
 from .index import INDEX, read_index
-from .manifest import Manifest
 from .publish_files import Published
-from .root import PLANNING, ROOT, Root
+from .root import PLANNING, ROOT, Root, read_root
 from .storage import Folder, too_large
 from .targets import Listed, Target
 
@@ -93,25 +89,34 @@ def _digest_there(target: Target, listed: Listed, root: Root) -> str:
             index = read_index(Folder(Path(folder)), root)
     except CorruptStoreError as exc:
         raise StoreMismatchError(
-            f"{target.where} holds a store of the same plan whose {INDEX} cannot be read ({exc}), so that "
-            f"nobody can tell whether it is this one; {_REMEDY}, or empty it"
+            f"{target.where} holds a store of the same plan whose {INDEX} is damaged, so that nobody can "
+            f"tell whether it is this one; {_REMEDY}, or empty it"
         ) from exc
     assert index is not None
     return index.summary.digest
 
 
 def _another_store(target: Target, found: bytes | None, root: Root) -> StoreMismatchError:
+    """What to say of a place whose `zarr.json` is not this store's byte by byte."""
     try:
-        value = parse_json(found or b"", ROOT)
-        difference = first_difference(
-            Manifest.model_validate(value["attributes"]["activault"]), root.manifest
-        )
-    except (CorruptStoreError, ValidationError, KeyError, TypeError):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / ROOT).write_bytes(found or b"")
+            there = read_root(Folder(Path(folder)))
+    except NotAStoreError:
         return StoreMismatchError(f"{target.where} holds something with a {ROOT} of its own; {_REMEDY}")
-    if difference is None:
-        return StoreMismatchError(f"{target.where} holds a store of other images; {_REMEDY}")
-    field, there, here = difference
-    return StoreMismatchError(
-        f"{target.where} holds another store: {field} is {spoken(there)} there and {spoken(here)} here; "
-        f"{_REMEDY}"
-    )
+    except CorruptStoreError:
+        there = root
+    if there == root:  # what it says is the same, or cannot be believed
+        return StoreMismatchError(
+            f"{target.where} holds a damaged {ROOT} (its bytes are not what was written), so that nobody can "
+            f"tell whether it is of this store; {_REMEDY}, or empty it"
+        )
+    difference = first_difference(there.manifest, root.manifest)
+    if difference is not None:
+        field, one, other = difference
+        what = f"another store: {field} is {spoken(one)} there and {spoken(other)} here"
+    elif there.samples != root.samples:
+        what = "a store of other images"
+    else:
+        what = "a store with other files of the teacher"
+    return StoreMismatchError(f"{target.where} holds {what}; {_REMEDY}")

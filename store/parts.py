@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
+from .arrow import pa
 from .errors import ConfigError
 from .held import HeldShards
 from .layout import TokenKind, parse_kept_kinds, parse_layers
@@ -20,7 +19,7 @@ from .manifest import Manifest
 from .samples import with_records
 from .selection import check_layers
 
-__all__ = ["Part", "choose_part", "parse_rows", "part_manifest", "part_samples", "shard_ranges"]
+__all__ = ["Part", "choose_part", "parse_rows", "part_samples", "shard_ranges"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def choose_part(
     shards = _shards_of(manifest, asked, every=rows is None)
     size = manifest.shard_rows
     widened = range(asked.start // size * size, min(-(-asked.stop // size) * size, manifest.num_rows))
-    part = part_manifest(manifest, _layers(manifest, layers), _kinds(manifest, tokens), shards)
+    part = manifest.with_parts(_layers(manifest, layers), _kinds(manifest, tokens), shard_ranges(shards))
     return Part(part, asked, widened)
 
 
@@ -127,13 +126,6 @@ def _kinds(manifest: Manifest, tokens: str | Iterable[str] | None) -> tuple[Toke
     if tokens is None:
         return manifest.kinds
     return parse_kept_kinds(tokens, manifest.layout, manifest.kinds)
-
-
-def part_manifest(
-    manifest: Manifest, layers: Sequence[int], kinds: Sequence[TokenKind], shards: Iterable[int]
-) -> Manifest:
-    """The manifest of a copy that has these layers, kinds and shards alone, all of them in `manifest`."""
-    return manifest.with_parts(layers, kinds, shard_ranges(shards))
 
 
 def shard_ranges(shards: Iterable[int]) -> tuple[tuple[int, int], ...]:

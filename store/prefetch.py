@@ -8,6 +8,7 @@ batch's memory is used again once the consumer has let go of it.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ import torch
 
 from .codecs import held_type
 from .conversion import MAX_BFLOAT16
-from .errors import PrecisionError
+from .errors import ConfigError, PrecisionError
 from .layout import TokenKind
 from .plan import EpochPlan
 from .quantise import Steps
@@ -71,6 +72,7 @@ class Execution:
         self._pool_memory = pool_memory
         self._batch_memory = batch_memory
         self._pools: dict[int, _PoolRead] = {}
+        self._process = os.getpid()
         self._readers = ThreadPoolExecutor(num_threads, "activault-pool") if num_threads else None
         # Batches are cut on a thread of their own: behind the next pool's reads they would wait for all of
         # them.
@@ -81,16 +83,22 @@ class Execution:
 
     def __exit__(self, *exception: object) -> None:
         for threads in (self._readers, self._cutter):
-            if threads is not None:
+            # A fork has none of the threads, and perhaps their locks as they were held: it must not wait.
+            if threads is not None and self._process == os.getpid():
                 threads.shutdown(cancel_futures=True)
         self._pools.clear()
 
     def batches(self, first: int) -> Iterator[tuple[range, torch.Tensor]]:
-        """`(places in the epoch, tokens)` of every batch from number `first` on."""
+        """`(places in the epoch, tokens)` of every batch from number `first` on.
+
+        Raises:
+            ConfigError: it goes on in a fork of the process that began it.
+        """
         plan = self._plan
         ahead: deque[tuple[int, Future[torch.Tensor]]] = deque()
         submitted = first
         while submitted < plan.num_batches or ahead:
+            self._refuse_fork()
             while submitted < plan.num_batches and len(ahead) < (_BATCHES_AHEAD if self._cutter else 1):
                 ahead.append((submitted, self._submit(submitted)))
                 submitted += 1
@@ -99,6 +107,14 @@ class Execution:
             del cut
             self._turn_over(plan.pools_of(batch))
             yield plan.span(batch), tokens
+
+    def _refuse_fork(self) -> None:
+        if self._process != os.getpid():
+            raise ConfigError(
+                "an iterator of a loader reads on threads, which a fork does not have; this one was begun in "
+                f"process {self._process} and goes on in {os.getpid()}; make a loader in the child, or start "
+                "children by spawn"
+            )
 
     def _turn_over(self, pools: range) -> None:
         """Let go of the pools that a batch, now cut, has emptied, and read the one after it."""

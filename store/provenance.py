@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import Final
 
-__all__ = ["Preprocessing", "SourceInfo", "StrictModel", "TeacherInfo"]
+from pydantic import ConfigDict, Field, model_validator
 
+from .models import Model
+
+__all__ = ["UNKNOWN", "Preprocessing", "SourceInfo", "StrictModel", "TeacherInfo"]
+
+UNKNOWN: Final = "unknown"
+"""What text says where nobody has said anything."""
 _WORD = r"^[a-z0-9][a-z0-9-]{0,31}$"
 
 
-class StrictModel(BaseModel):
+class StrictModel(Model):
     """A frozen part of what is stored, without a field more or less."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class TeacherInfo(StrictModel):

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .card import CARD
-from .check_structure import planned_metadata
 from .completion import SAMPLES
 from .errors import CorruptStoreError, IncompleteStoreError
 from .fetching import FileToFetch
 from .files import xxh3
 from .index import INDEX, read_index
+from .metadata import planned_metadata
 from .records import record_path
-from .root import ROOT, Root, read_root
+from .root import ROOT, Root
+from .sources import read_source_root
 from .storage import Folder
 
 __all__ = ["LAST", "Published", "published_files"]
@@ -55,7 +56,7 @@ def published_files(path: Path) -> Published:
         CorruptStoreError: a file is missing, or a table, record or `zarr.json` is altered.
     """
     folder = Folder(path)
-    root = read_root(folder)
+    root = read_source_root(folder)
     manifest = root.manifest
     index = read_index(folder, root)
     if index is None:

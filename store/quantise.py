@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import FILL_CODE, MAX_CODE
+from .codecs import BLOCK_VALUES, FILL_CODE, MAX_CODE
 from .errors import NonFiniteError, PrecisionError
 from .manifest import Quantisation
 
@@ -46,7 +46,6 @@ _LEAST_STEP: Final = 2.0**-56
 """Finer steps are refused: the squares of errors a hundred times smaller would get lost in float32."""
 _SCALE_BITS: Final = np.uint32(0xFFFF_FF00)
 """Scales have 16 significant bits: their product with a code is exact, so that readers cannot differ."""
-_BLOCK_VALUES: Final = 1 << 16
 _TILE_TOKENS: Final = 16
 
 
@@ -78,7 +77,7 @@ class Steps:
         """
         num_rows, num_tokens, dim = values.shape
         errors, clipped = np.empty((num_rows, dim)), np.empty((num_rows, dim), np.int64)
-        step = max(1, _BLOCK_VALUES // max(1, num_tokens * dim))
+        step = max(1, BLOCK_VALUES // max(1, num_tokens * dim))
         for start in range(0, num_rows, step):
             rows = slice(start, start + step)
             self._block(values[rows], codes[rows], errors[rows], clipped[rows])

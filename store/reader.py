@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from .arrow import pa
 from .completion import is_completed
 from .conversion import ReadDtype, numpy_dtype
 from .dask_arrays import dask_array
@@ -25,8 +25,9 @@ from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kept_kinds
 from .manifest import Manifest
 from .places import open_storage
+from .presence import is_finished
 from .reading import ChunkSource, read_rows
-from .records import ArrayKey, arrays_of, is_finished
+from .records import ArrayKey, arrays_of
 from .root import Root, check_array, read_root
 from .sample_tables import SampleTable
 from .selection import RowSelection, check_layers, check_rows
@@ -147,11 +148,6 @@ class Store:
         )
 
     @property
-    def num_finished_shards(self) -> int:
-        """Shards whose rows can be read."""
-        return len(self._shards.finished)
-
-    @property
     def num_bad(self) -> int:
         """Rows of finished shards whose image was bad."""
         return self._shards.num_bad
@@ -233,7 +229,7 @@ class Store:
     @cached_property
     def chunks(self) -> ChunkSource:
         """The chunks of this store, for whoever plans its own reads."""
-        return ChunkSource(self.storage, self.manifest, self._shards.record, self._samples.is_ok)
+        return ChunkSource(self.storage, self.manifest, self._shards.files, self._samples.is_ok)
 
     def read(
         self,

@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .chunk_index import MAX_REQUEST_BYTES, IndexCache
-from .codecs import FILL_CODE, held_type
+from .codecs import FILL_CODE, fill_of, held_type
 from .conversion import convert_rows
 from .cores import num_cores
 from .errors import CorruptStoreError, StorageError
 from .layout import TokenKind
 from .manifest import Manifest
 from .quantise import Steps
-from .records import ArrayKey, ShardRecord, arrays_of, extract_again
+from .records import ArrayFile, ArrayKey, arrays_of, extract_again
 from .recycling import Recycler, ThreadSpace
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
@@ -51,8 +51,8 @@ class ChunkSource:
 
     storage: Storage
     manifest: Manifest
-    record: Callable[[int], ShardRecord]
-    """Record of a finished shard; raises for any other."""
+    files: Callable[[int], Sequence[ArrayFile]]
+    """Array files of a finished shard, by layer, then kind; raises for any other."""
     is_ok: npt.NDArray[np.bool_]
     """(num_rows,) whether a row is finished and ok."""
 
@@ -77,6 +77,8 @@ class ChunkSource:
     def read_parts(self, parts: Sequence[ChunkRows], array: ArrayKey, out: npt.NDArray[Any]) -> None:
         """Decode some chunks of one shard of one array; their wanted rows go to `out[part.places]`.
 
+        Rows that are not ok become the fill value, whatever the chunks hold for them.
+
         Args:
             parts: the chunks and the rows.
             array: which array.
@@ -91,7 +93,7 @@ class ChunkSource:
         manifest = self.manifest
         shard = parts[0].chunk // manifest.chunks_per_shard
         by_chunk = {part.chunk - shard * manifest.chunks_per_shard: part for part in parts}
-        file_record = self.record(shard).files[self._places[array]]
+        file_record = self.files(shard)[self._places[array]]
         # bfloat16 values, float32 in the file, come as bit patterns: the form that they are held in.
         scratch = _space.decoded(manifest.chunk_shape(array.kind), held_type(manifest, array.kind))
         steps = self.steps(array.layer, array.kind)
@@ -102,8 +104,10 @@ class ChunkSource:
                     part = by_chunk[chunk]
                     concerned = [part]
                     values = file.decode(chunk, data, scratch, part.local)
-                    self._refuse_fill(part, array, values)
-                    convert_rows(values, part.local, out, part.places, steps)
+                    part = self._cleared(part, out)
+                    if len(part.local):
+                        self._refuse_fill(part, array, values)
+                        convert_rows(values, part.local, out, part.places, steps)
                     concerned = parts
         except CorruptStoreError as exc:
             raise CorruptStoreError(f"{self._spoken(concerned)}: {exc}; {extract_again(shard)}") from exc
@@ -116,10 +120,18 @@ class ChunkSource:
         last = min((parts[-1].chunk + 1) * manifest.chunk_rows, manifest.num_rows) - 1
         return f"rows {first} to {last} (shard {first // manifest.shard_rows})"
 
+    def _cleared(self, part: ChunkRows, out: npt.NDArray[Any]) -> ChunkRows:
+        """The rows of a chunk that are ok; the others become the fill value, whatever the chunk holds."""
+        is_ok = self.is_ok[part.local + part.chunk * self.manifest.chunk_rows]
+        if is_ok.all():
+            return part
+        out[part.places[~is_ok]] = fill_of(out.dtype)
+        return ChunkRows(part.chunk, part.local[is_ok], part.places[is_ok])
+
     def _refuse_fill(self, part: ChunkRows, array: ArrayKey, values: npt.NDArray[Any]) -> None:
         # A row that is ok holds no fill value at all, so its first one is enough to tell it from fill.
         rows = part.local + part.chunk * self.manifest.chunk_rows
-        is_fill = _is_fill(values[part.local, 0, 0]) & self.is_ok[rows]
+        is_fill = _is_fill(values[part.local, 0, 0])
         if is_fill.any():
             raise CorruptStoreError(
                 f"row {rows[is_fill][0]} is ok by its record, but reads as fill in layer {array.layer}, "
@@ -237,7 +249,7 @@ def read_rows(
     """
     manifest = source.manifest
     for shard in np.unique(rows // manifest.shard_rows).tolist():
-        source.record(shard)
+        source.files(shard)
     num_tokens = sum(manifest.layout.count(kind) for kind in kinds)
     out = source.memory.array((len(rows), len(layers), num_tokens, manifest.dim), dtype)
     jobs = read_jobs(source, rows, layers, by_kind(out, manifest, kinds))

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Final, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from .errors import CorruptStoreError
 from .files import canonical_json, parse_json, xxh3
 from .layout import TokenKind, layer_name
 from .manifest import Manifest
+from .models import Model
 from .remedies import AGAIN, COPY, delete_and_again
 from .samples import ABSENT, OK, PENDING, Outcome
 from .storage import Storage
@@ -33,8 +34,6 @@ __all__ = [
     "arrays_of",
     "close_record",
     "extract_again",
-    "file_faults",
-    "is_finished",
     "make_record",
     "mark_path",
     "parse_record",
@@ -51,8 +50,8 @@ MOST_ASKED: Final = 1 << 17
 _Pixels = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _Part(Model):
+    model_config = ConfigDict(strict=True)
 
 
 class FileRecord(_Part):
@@ -61,7 +60,7 @@ class FileRecord(_Part):
     path: str
     """Relative to the store, with `/`."""
     bytes: int = Field(ge=1)
-    hash: str
+    hash: str = Field(pattern="^[0-9a-f]{32}$")
     """xxh3 of the file."""
 
 
@@ -297,27 +296,3 @@ def read_record(storage: Storage, manifest: Manifest, shard: int) -> tuple[Shard
     except FileNotFoundError:
         return None
     return parse_record(text, manifest, shard), text
-
-
-def file_faults(storage: Storage, record: ShardRecord) -> Iterator[tuple[str, str]]:
-    """`(path, what is wrong)` for every file of a record that is absent or of another size."""
-    for file in (*record.files, record.statistics):
-        try:
-            size = storage.size(file.path)
-        except FileNotFoundError:
-            yield file.path, "is missing"
-            continue
-        except CorruptStoreError as exc:
-            yield file.path, f"is no file of a store ({exc})"
-            continue
-        if size != file.bytes:
-            yield file.path, f"must have {file.bytes} bytes; it has {size}"
-
-
-def is_finished(storage: Storage, manifest: Manifest, shard: int) -> bool:
-    """Whether a shard has a valid record and all its files are there with the recorded sizes."""
-    try:
-        found = read_record(storage, manifest, shard)
-    except CorruptStoreError:
-        return False
-    return found is not None and next(file_faults(storage, found[0]), None) is None

@@ -1,50 +1,46 @@
 """The reference's layout: one Zarr v2 array of float32, rows x layers x tokens x width, opened for reading.
 
     reference = open_reference(Path("activations.zarr"))
-    reference.read(rows=range(0, 128), layers=range(0, 1))  # float32 (128, 1, tokens, dim), and what is wrong
+    reference.read(Span(range(0, 128), range(0, 1)))  # float32 (128, 1, tokens, dim), and what is wrong
 
 KempnerInstitute/raptor at ba3b53f (data/precompute_dinov2_act.py) writes (N, 13, 261, 768) in chunks of
 (128, 1, 261, 768) through Blosc. Layer 0 is the embedded input, tokens stand as CLS, registers, patches, rows
 in the order of a shuffle with seed 42; there are no ids, labels or attributes. Its writer goes on after an
-error, so that chunks may never have been written, and Zarr reads those as zeros: here, presence is told from
-the files.
-
-Only codecs that cannot run code are accepted: numcodecs would as well unpickle what a `.zarray` asks it to.
+error, so that chunks may never have been written, and Zarr reads those as zeros, at any time: here, chunk
+files are read one by one, and one that is missing is an error or a bad row, never zeros.
 """
 
 from __future__ import annotations
 
-import hashlib
-import lzma
+import logging
 import os
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ConfigError, NotAStoreError, StorageError
-from .files import parse_json
+from .errors import ConfigError, NotAStoreError
+from .reference_codec import DamagedChunk
+from .reference_files import ChunkFiles, list_chunks
+from .reference_metadata import MAX_METADATA_BYTES, ArrayMetadata, parse_metadata
+from .storage import storage_error
 
 __all__ = ["Reference", "RowFault", "Span", "open_reference"]
 
 Float32 = npt.NDArray[np.float32]
+_log: Final = logging.getLogger(__name__)
 _ZARRAY: Final = ".zarray"
-_MOST_METADATA: Final = 1 << 20
-_MOST_CHUNK: Final = 4 << 30
-_CODECS: Final = frozenset({"blosc", "zstd", "lz4", "zlib", "gzip", "bz2", "lzma"})
-_DAMAGED: Final = (RuntimeError, ValueError, EOFError, zlib.error, lzma.LZMAError)
-"""What numcodecs and zarr raise for a chunk that cannot be decoded; disks that fail raise OSError."""
+_MOST_TOLD: Final = 8
+"""Names that a message lists."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A block of rows and of places on the layer axis that is made of whole chunks."""
+    """A block of rows and of places on the layer axis that lies within one row of chunks."""
 
     rows: range
     layers: range
@@ -62,18 +58,23 @@ class RowFault:
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference-layout array; made by `open_reference`."""
+    """A reference-layout array; made by `open_reference`. Used by several threads at once."""
 
     path: Path
-    shape: tuple[int, int, int, int]
-    """Rows, layers, tokens, width."""
-    chunks: tuple[int, int, int, int]
-    separator: str
-    fill: float | None
-    present: npt.NDArray[np.bool_]
-    """(row chunks, layer chunks): whether all of the files of a block are there."""
+    metadata: ArrayMetadata
+    files: ChunkFiles
     fingerprint: str
     """Hash of `.zarray` and of the names and sizes of all chunk files."""
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Rows, layers, tokens, width."""
+        return self.metadata.shape
+
+    @property
+    def chunks(self) -> tuple[int, int, int, int]:
+        """Shape of a chunk."""
+        return self.metadata.chunks
 
     @property
     def num_rows(self) -> int:
@@ -82,14 +83,8 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """Last part of its path."""
-        return self.path.resolve().name
-
-    @cached_property
-    def _array(self) -> Any:
-        import zarr
-
-        return zarr.open_array(str(self.path), mode="r", zarr_format=2)
+        """Last part of its path, as text that can be stored: a name may be any bytes."""
+        return os.fsencode(self.path.resolve().name).decode("utf-8", "backslashreplace")
 
     def spans(self, rows: range) -> Iterator[Span]:
         """Blocks of whole chunks that cover `rows`, without the rows that are not asked for."""
@@ -104,39 +99,58 @@ class Reference:
     def read(self, span: Span) -> tuple[Float32 | None, list[RowFault]]:
         """Values of a block, float32 (rows, layers, tokens, dim), and its rows that have no activations.
 
-        The values are None where nothing can be read.
+        The values are None where nothing can be read, and may be read-only.
 
         Raises:
+            StoreMismatchError: a file of the block was changed, removed or written since it was opened.
             StorageError: the disk cannot be read.
         """
-        where, place = (
-            _place(span.layers),
-            (span.rows.start // self.chunks[0], span.layers.start // self.chunks[1]),
-        )
-        if not self.present[place]:
+        where = _place(span.layers)
+        row, layer = span.rows.start // self.chunks[0], span.layers.start // self.chunks[1]
+        if not self.files.present[row, layer]:
+            for name, _ in self.files.names(row, layer):
+                self.files.refuse_changed(name)
             reason = f"{where} was never written to the source"
             return None, [RowFault(row, "missing", reason) for row in span.rows]
         try:
-            values = self._array[span.rows.start : span.rows.stop, span.layers.start : span.layers.stop]
-        except _DAMAGED as exc:
-            reason = f"{where} of the source cannot be decoded ({str(exc)[:100]})"
+            values = self._assembled(span, row, layer)
+        except DamagedChunk as exc:
+            reason = f"{where} of the source cannot be decoded ({exc})"
             return None, [RowFault(row, "damaged", reason) for row in span.rows]
-        except OSError as exc:
-            raise StorageError(
-                f"{self.path} cannot be read ({exc.strerror or exc}); mend the disk or the mount"
-            ) from exc
-        return values, list(self._faults(np.asarray(values), span))
+        return values, list(self._faults(values, span))
+
+    def _assembled(self, span: Span, row: int, layer: int) -> Float32:
+        """A block of the chunks that lie beside each other along tokens and width."""
+        high, deep, long, wide = self.chunks
+        part = (
+            slice(span.rows.start - row * high, span.rows.stop - row * high),
+            slice(span.layers.start - layer * deep, span.layers.stop - layer * deep),
+        )
+        chunks = ((place, self._chunk(name)[part]) for name, place in self.files.names(row, layer))
+        if self.metadata.counts[2:] == (1, 1):
+            ((_, chunk),) = chunks
+            return chunk[:, :, : self.shape[2], : self.shape[3]]
+        values = np.empty((len(span.rows), len(span.layers), *self.shape[2:]), np.float32)
+        for (token, channel), chunk in chunks:
+            into = values[:, :, token * long : (token + 1) * long, channel * wide : (channel + 1) * wide]
+            into[:] = chunk[:, :, : into.shape[2], : into.shape[3]]
+        return values
+
+    def _chunk(self, name: str) -> Float32:
+        codec, num_bytes = self.metadata.codec, self.files.found[name].num_bytes
+        if num_bytes > codec.most_bytes:
+            raise DamagedChunk(f"its file has {num_bytes} bytes, more than a chunk can have")
+        return codec.decode(self.files.read(name))
 
     def _faults(self, values: Float32, span: Span) -> Iterator[RowFault]:
         """Rows that hold a NaN or an infinity in a layer, or nothing but the fill value."""
+        fill = self.metadata.fill
         for place, row in product(range(len(span.layers)), range(len(span.rows))):
             tokens, where = values[row, place], _place(span.layers[place : place + 1])
             if not np.isfinite(tokens).all():
                 yield RowFault(span.rows[row], "non-finite", f"{where} holds a NaN or an infinity")
-            elif self.fill is not None and tokens.flat[0] == self.fill and (tokens == self.fill).all():
-                yield RowFault(
-                    span.rows[row], "missing", f"{where} holds nothing but the fill value {self.fill}"
-                )
+            elif fill is not None and tokens.flat[0] == fill and (tokens == fill).all():
+                yield RowFault(span.rows[row], "missing", f"{where} holds nothing but the fill value {fill}")
 
 
 def _place(layers: range) -> str:
@@ -145,11 +159,12 @@ def _place(layers: range) -> str:
 
 
 def open_reference(path: Path) -> Reference:
-    """Open a reference-layout array on this machine.
+    """Open a reference-layout array on this machine; files in it that are no chunks are logged by name.
 
     Raises:
         ConfigError: it is a URL.
-        NotAStoreError: it is something else than one Zarr v2 array of float32 with four axes.
+        NotAStoreError: it is something else than one Zarr v2 array of float32 with four axes, has a
+            compressor that cannot be used, or something else than a file in the place of a chunk.
         StorageError: it cannot be read.
     """
     if "://" in str(path) or str(path).startswith(("http:/", "s3:/", "https:/")):
@@ -159,37 +174,29 @@ def open_reference(path: Path) -> Reference:
     try:
         return _opened(path)
     except OSError as exc:
-        raise StorageError(
-            f"{path} cannot be read ({exc.strerror or exc}); grant the right to read it"
-        ) from exc
+        raise storage_error(exc, str(exc.filename or path)) from exc
 
 
 def _opened(path: Path) -> Reference:
     file = path / _ZARRAY
     if not file.is_file():
         raise NotAStoreError(_what_else(path))
-    if file.stat().st_size > _MOST_METADATA:
-        raise NotAStoreError(f"{file} is at most {_MOST_METADATA} bytes; it is larger")
+    if file.stat().st_size > MAX_METADATA_BYTES:
+        raise NotAStoreError(f"{file} is at most {MAX_METADATA_BYTES} bytes; it is larger")
     text = file.read_bytes()
-    metadata = parse_json(text, str(file))
-    if not isinstance(metadata, dict):
-        raise NotAStoreError(f"{file} must be a JSON object; got {str(metadata)[:100]}")
-    _check(file, metadata)
-    shape, chunks = tuple(metadata["shape"]), tuple(metadata["chunks"])
-    separator = metadata.get("dimension_separator", ".")
-    files = dict(sorted(_chunk_files(path, separator)))
-    state = hashlib.sha256(text)
-    for name, size in files.items():
-        state.update(f"\n{name} {size}".encode())
-    fill = metadata.get("fill_value")
-    return Reference(
-        path=path,
-        shape=shape,
-        chunks=chunks,
-        separator=separator,
-        fill=float(fill) if isinstance(fill, int | float) else None,
-        present=_presence(shape, chunks, separator, files),
-        fingerprint=state.hexdigest(),
+    metadata = parse_metadata(text, file)
+    files = list_chunks(path, metadata.separator, metadata.counts)
+    if files.strangers:
+        _log.warning(_told(path, files.strangers))
+    return Reference(path, metadata, files, files.fingerprint(text))
+
+
+def _told(path: Path, strangers: tuple[str, ...]) -> str:
+    names = ", ".join(map(ascii, strangers[:_MOST_TOLD]))
+    more = f" and {len(strangers) - _MOST_TOLD} more" if len(strangers) > _MOST_TOLD else ""
+    return (
+        f"{path} holds what is no chunk of the array and is not imported: {names}{more}; a chunk is named "
+        "like 0.12.0.0 or 0/12/0/0, as dimension_separator says, without leading zeros, and within the shape"
     )
 
 
@@ -199,89 +206,10 @@ def _what_else(path: Path) -> str:
         return f"{path} does not exist; name the folder of the reference's array (it holds a {_ZARRAY})"
     if (path / "zarr.json").exists():
         return f"{path} is Zarr v3; import reads the reference's layout, which is one Zarr v2 array"
-    inside = (
-        sorted(str(file.parent.relative_to(path)) for file in path.glob(f"*/{_ZARRAY}"))
-        if path.is_dir()
-        else []
+    depths = ("*", "*/*") if (path / ".zgroup").exists() else ("*",)
+    inside = sorted(
+        str(file.parent.relative_to(path)) for depth in depths for file in path.glob(f"{depth}/{_ZARRAY}")
     )
     if inside:
-        return f"{path} is a group; name one of its arrays: {', '.join(inside[:8])}"
+        return f"{path} is a group; name one of its arrays: {', '.join(inside[:_MOST_TOLD])}"
     return f"{path} is not a Zarr v2 array (no {_ZARRAY} in it); name the folder of the reference's array"
-
-
-def _check(file: Path, metadata: dict[str, Any]) -> None:
-    """Every claim that something is read or allocated by.
-
-    Raises:
-        NotAStoreError: one is not that of the reference's layout.
-    """
-    compressor = metadata.get("compressor")
-    known = compressor is None or (isinstance(compressor, dict) and compressor.get("id") in _CODECS)
-    shape, chunks = metadata.get("shape"), metadata.get("chunks")
-    rules = {
-        "zarr_format": (metadata.get("zarr_format") == 2, "2"),
-        "shape": (_four(shape), "rows, layers, tokens, width"),
-        "chunks": (_four(chunks), "four numbers"),
-        "dtype": (metadata.get("dtype") == "<f4", "'<f4', float32"),
-        "order": (metadata.get("order") == "C", "'C'"),
-        "filters": (not metadata.get("filters"), "null"),
-        "compressor": (known, f"null or one of {', '.join(sorted(_CODECS))}"),
-        "dimension_separator": (metadata.get("dimension_separator", ".") in (".", "/"), "'.' or '/'"),
-    }
-    for name, (holds, rule) in rules.items():
-        if not holds:
-            raise NotAStoreError(
-                f"{file}: {name} of the reference's layout is {rule}; got {str(metadata.get(name))[:100]}"
-            )
-    assert isinstance(chunks, list)
-    if 4 * int(np.prod([int(length) for length in chunks], dtype=object)) > _MOST_CHUNK:
-        raise NotAStoreError(f"{file}: a chunk is at most {_MOST_CHUNK} bytes; got the shape {chunks}")
-
-
-def _four(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 4
-        and all(type(length) is int and 1 <= length <= 1 << 40 for length in value)
-    )
-
-
-def _chunk_files(path: Path, separator: str) -> Iterator[tuple[str, int]]:
-    """Names of chunks and their files' sizes; anything else in the folder is left out."""
-    if separator == ".":
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if _numbers(entry.name, separator) and entry.is_file():
-                    yield entry.name, entry.stat().st_size
-        return
-    for folder, _, names in os.walk(path):
-        for name in names:
-            file = Path(folder, name)
-            key = file.relative_to(path).as_posix()
-            if _numbers(key, separator):
-                yield key, file.stat().st_size
-
-
-def _numbers(key: str, separator: str) -> tuple[int, ...]:
-    """The place of a chunk by its name; nothing if it is no chunk's."""
-    parts = key.split(separator)
-    if len(parts) != 4 or not all(part.isdecimal() and part.isascii() for part in parts):
-        return ()
-    return tuple(map(int, parts))
-
-
-def _presence(
-    shape: tuple[int, ...], chunks: tuple[int, ...], separator: str, files: dict[str, int]
-) -> npt.NDArray[np.bool_]:
-    counts = [-(-length // chunk) for length, chunk in zip(shape, chunks, strict=True)]
-    if counts[0] * counts[1] > max(64 * len(files), 1 << 20):
-        raise NotAStoreError(
-            f"the array says that it has {counts[0]} x {counts[1]} chunks of rows and layers; there are "
-            f"{len(files)} files"
-        )
-    found = np.zeros(counts[:2], np.int64)
-    for name in files:
-        place = _numbers(name, separator)
-        if all(index < count for index, count in zip(place, counts, strict=True)):
-            found[place[:2]] += 1
-    return np.asarray(found == counts[2] * counts[3])

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from .answers import BeyondEndError, ShortBodyError, may_pass, told
+from .answers import BeyondEndError, ShortBodyError, may_pass, translated
 from .aws import s3_options
 from .errors import AccessDeniedError, ConfigError, CorruptStoreError, StorageError
 from .storage import MAX_JSON_BYTES, NUM_REQUESTS, OpenFile, another_size, gather, too_large
@@ -194,7 +194,7 @@ class Remote:
                 attempt += 1
                 is_last = attempt > self.settings.num_retries or time.monotonic() > deadline
                 if is_last or not may_pass(exc):
-                    raise told(exc, path, self.where) from exc
+                    raise translated(exc, path, self.where) from exc
             wait = min(self.settings.first_wait_s * 2**attempt, self.settings.longest_wait_s)
             time.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  (jitter)
 

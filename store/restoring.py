@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import CorruptStoreError
-from .files import atomic_write, locked_by_one, sync_folder
-from .index import INDEX, Index, read_index
-from .manifest import Manifest
-from .records import parse_record, record_path
+from .files import atomic_write, sync_folder
+from .index import INDEX, read_index
+from .locks import locked_by_one
+from .presence import has_record
+from .records import record_path
 from .root import read_root
-from .storage import Folder, Storage
+from .storage import Folder
 
 __all__ = ["index_in_hand", "restore_records", "write_lost"]
 
@@ -25,7 +26,7 @@ __all__ = ["index_in_hand", "restore_records", "write_lost"]
 def index_in_hand(store: Path) -> Iterator[None]:
     """Keep others from removing the index, and from restoring records out of it, meanwhile.
 
-    A lock on the folder `shards`: without it one would write a record out of an index that another has
+    The lock of the folder `shards`: without it one would write a record out of an index that another has
     removed by now, over files that a third writes.
     """
     folder = store / "shards"
@@ -55,13 +56,14 @@ def write_lost(store: Path, except_for: Collection[int]) -> list[int]:
     root = read_root(storage)
     try:
         index = read_index(storage, root)
+        if index is None:
+            return []
+        index.check()
     except CorruptStoreError:
-        return []
-    if index is None:
         return []
     restored = []
     for shard in root.manifest.held_shards:
-        if shard in except_for or _has(storage, root.manifest, index, shard):
+        if shard in except_for or has_record(storage, root.manifest, shard, index.record_text(shard)):
             continue
         try:
             index.record(shard)
@@ -72,14 +74,3 @@ def write_lost(store: Path, except_for: Collection[int]) -> list[int]:
     # Also where all are there: who wrote them may have been killed before their names were on disk.
     sync_folder(store / "shards")
     return restored
-
-
-def _has(storage: Storage, manifest: Manifest, index: Index, shard: int) -> bool:
-    """Whether the record's file is there and valid; it need not be the index's to be kept."""
-    try:
-        text = storage.read(record_path(shard))
-        if text != index.record_text(shard):
-            parse_record(text, manifest, shard)
-    except (CorruptStoreError, FileNotFoundError):
-        return False
-    return True

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from .codecs import array_metadata, group_metadata
 from .errors import CorruptStoreError, NotAStoreError
 from .files import canonical_json, parse_json, pretty_json, xxh3
 from .manifest import FORMAT_VERSION, Manifest
+from .models import Model
 from .records import ArrayKey, Named, array_folder
 from .remedies import AGAIN, COPY
 from .storage import Storage
@@ -38,18 +39,14 @@ PLANNING: Final = ".planning"
 """Marks a folder that was being planned; see `create_store`."""
 
 
-class TeacherFile(BaseModel):
+class TeacherFile(Model):
     """One of the teacher's files."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     bytes: int = Field(ge=0)
     sha256: str
 
 
-class _Plan(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Plan(Model):
     samples: str
     teacher: dict[str, TeacherFile]
     checksum: str

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
+from .arrow import pa
 from .errors import ConfigError
 
 __all__ = ["read_row_list"]

@@ -8,28 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from .arrow import pa, pc
 from .completion import SAMPLES
-from .deferred import Deferred
 from .errors import CorruptStoreError
 from .index import Index
 from .manifest import Manifest
 from .remedies import AGAIN
 from .root import Root
-from .samples import ABSENT, OK, PENDING, SAMPLES_SCHEMA, content_hash, label_ids, with_records
+from .samples import ABSENT, OK, PENDING, coded, content_hash, label_ids, samples_schema, with_records
 from .sealed import read_sealed
 from .shards import ShardIndex
 from .storage import Storage
-
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-else:
-    pc = Deferred("pyarrow.compute")
 
 __all__ = ["SampleTable", "read_samples"]
 
@@ -54,7 +48,7 @@ def read_samples(
     table, _, found = read_sealed(
         storage,
         SAMPLES,
-        SAMPLES_SCHEMA,
+        samples_schema(),
         manifest.num_rows,
         manifest.max_table_bytes,
         columns=columns,
@@ -117,8 +111,8 @@ class SampleTable:
         """(num_rows,) whether a row is finished and its image was ok."""
         if self.complete and not self._shards.num_bad and self._manifest.shards is None:
             return np.broadcast_to(np.True_, self._manifest.num_rows)  # takes no memory, whatever the number
-        is_ok: Any = pc.equal(self._column("status"), pa.scalar(OK))
-        return np.asarray(is_ok.to_numpy(), dtype=np.bool_)
+        texts, codes = coded(self._column("status"))
+        return np.array([*(text == OK for text in texts), False])[codes]
 
     @cached_property
     def bad_counts(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """The sample table: one line a row, planned before the first shard and completed with every row's outcome.
 
-Keys and labels in, a `pyarrow.Table` with the columns of `SAMPLES_SCHEMA` out. Row r of the table is row r of
+Keys and labels in, a `pyarrow.Table` with the columns of `samples_schema` out. Row r of the table is row r of
 every array. Columns are worked on as columns: of 10 million rows only keys to be hashed for a split become
 Python objects, one block of rows at a time. Times are of one core.
 """
@@ -9,34 +9,30 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import xxhash
 
-from .deferred import Deferred
+from .arrow import pa, pc
 from .errors import ConfigError
-
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-else:
-    pc = Deferred("pyarrow.compute")
+from .outcomes import ABSENT, NO_CONTENT, OK, PENDING, Outcome, Recorded
 
 __all__ = [
     "ABSENT",
     "NO_CONTENT",
     "OK",
     "PENDING",
-    "SAMPLES_SCHEMA",
     "Outcome",
     "Recorded",
+    "coded",
     "content_hash",
     "label_ids",
     "outcome_columns",
     "plan_samples",
+    "samples_schema",
     "split_of",
     "split_rows",
     "with_records",
@@ -45,24 +41,6 @@ __all__ = [
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-OK: Final = "ok"
-PENDING: Final = "pending"
-"""Status of a row whose shard is not finished."""
-NO_CONTENT: Final = "0" * 32
-"""Content hash of a file that could not be read."""
-ABSENT: Final = "absent"
-"""Status of a row whose shard is not part of a partial copy."""
-_COLUMNS: Final[list[tuple[str, pa.DataType]]] = [
-    ("row", pa.int64()),
-    ("key", pa.string()),
-    ("label", pa.string()),
-    ("source", pa.string()),
-    ("width", pa.int32()),
-    ("height", pa.int32()),
-    ("status", pa.string()),
-    ("reason", pa.string()),
-]
-SAMPLES_SCHEMA: Final = pa.schema(_COLUMNS)
 _PLANNED = ("key", "label", "source")
 _HASH_ROWS: Final = 65_536
 """Rows that the content hash takes at a time; part of the format."""
@@ -74,43 +52,20 @@ _TEST_BOUND: Final = np.uint64(int(0.2 * 2**64))
 _FOLDERS = {"train": "train"} | dict.fromkeys(("test", "val", "valid", "validation"), "test")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of one row's image."""
-
-    status: str
-    """`ok`, or a short reason code such as `truncated`, `empty`, `not-an-image` or `too-large`."""
-    reason: str | None = None
-    """One line on what was wrong; None if nothing was."""
-    width: int | None = None
-    """Pixels of the decoded image."""
-    height: int | None = None
-    """Pixels of the decoded image."""
-    content: str | None = None
-    """xxh3 of the bytes of the image's file, `NO_CONTENT` where it could not be read; None is unknown."""
-
-    def __post_init__(self) -> None:
-        if self.status in {"", PENDING, ABSENT}:
-            raise ConfigError(
-                f"a status is {OK!r} or a short reason code, not {PENDING!r} or {ABSENT!r}; got "
-                f"{self.status!r}"
-            )
-
-
-class Recorded(Protocol):
-    """Outcomes of a run of rows as a shard's record keeps them."""
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """First row, and the row after the last."""
-
-    @property
-    def sizes(self) -> Sequence[tuple[int | None, int | None, int]]:
-        """Width, height and how many rows on end have them; together as many as there are rows."""
-
-    @property
-    def bad(self) -> Sequence[tuple[int, str, str | None]]:
-        """Row, status and reason of every row that is not ok."""
+@cache
+def samples_schema() -> pa.Schema:
+    """Names and types of the columns."""
+    columns: list[tuple[str, pa.DataType]] = [
+        ("row", pa.int64()),
+        ("key", pa.string()),
+        ("label", pa.string()),
+        ("source", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+    ]
+    return pa.schema(columns)
 
 
 def plan_samples(keys: Sequence[str], labels: Sequence[str | None], source: str) -> pa.Table:
@@ -135,7 +90,7 @@ def plan_samples(keys: Sequence[str], labels: Sequence[str | None], source: str)
         _constant(PENDING, pa.string(), count),
         _constant(None, pa.string(), count),
     ]
-    return pa.Table.from_arrays(columns, schema=SAMPLES_SCHEMA)
+    return pa.Table.from_arrays(columns, schema=samples_schema())
 
 
 def _refuse_repeats(keys: Sequence[str]) -> None:
@@ -169,7 +124,7 @@ def content_hash(samples: pa.Table) -> str:
         column = samples[name]
         for start in range(0, len(column), _HASH_ROWS):
             block = column.slice(start, _HASH_ROWS)
-            lengths = pc.fill_null(pc.binary_length(block), -1).to_numpy().astype("<i8")
+            lengths = _numbers(pc.binary_length(block), -1).astype("<i8").tobytes()
             state.update(lengths)
             for chunk in block.chunks:
                 state.update(_text(chunk))
@@ -239,27 +194,44 @@ def _decoded(places: Int32, texts: list[str]) -> Any:
 def with_records(samples: pa.Table, records: Iterable[Recorded], absent: Iterable[range] = ()) -> pa.Table:
     """The same table with its outcomes by `records` alone; see `outcome_columns`."""
     for name, column in outcome_columns(len(samples), records, absent).items():
-        place = SAMPLES_SCHEMA.get_field_index(name)
-        samples = samples.set_column(place, SAMPLES_SCHEMA.field(name), column)
+        place = samples_schema().get_field_index(name)
+        samples = samples.set_column(place, samples_schema().field(name), column)
     return samples
 
 
 def label_ids(samples: pa.Table) -> tuple[tuple[str, ...], Int64]:
     """Classes, sorted, and (num_rows,) the place of each row's label among them; -1 where it has none.
 
-    10 million rows: 0.3 s and 120 MB with 1000 classes.
+    10 million rows: 0.3 s and 160 MB with 1000 classes.
     """
-    chunks: list[Any] = samples["label"].dictionary_encode().unify_dictionaries().chunks
-    found = chunks[0].dictionary.to_pylist() if chunks else []
+    found, codes = coded(samples["label"])
     order = sorted(range(len(found)), key=found.__getitem__)
     place_of = np.full(len(found) + 1, -1, np.int64)  # the last entry is what the code -1 of a null finds
     place_of[order] = np.arange(len(found))
-    ids = np.empty(len(samples), np.int64)
-    start = 0
-    for chunk in chunks:
-        ids[start : start + len(chunk)] = place_of[pc.fill_null(chunk.indices, -1).to_numpy()]
-        start += len(chunk)
-    return tuple(found[place] for place in order), ids
+    return tuple(found[place] for place in order), place_of[codes]
+
+
+def coded(column: Any) -> tuple[list[str], Int32]:
+    """Texts of a column, and (rows,) the place of each row's text among them; -1 where it has none."""
+    chunks: list[Any] = column.dictionary_encode().unify_dictionaries().chunks
+    texts = chunks[0].dictionary.to_pylist() if chunks else []
+    codes = [_numbers(chunk.indices, -1) for chunk in chunks]
+    return texts, np.concatenate(codes) if codes else np.empty(0, np.int32)
+
+
+def _numbers(column: Any, missing: int) -> npt.NDArray[Any]:
+    """Whole numbers of a column as NumPy has them, `missing` where there is none; not to be written to.
+
+    Neither `to_numpy` nor a scalar: where pandas is installed they import it, half a second of every process.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    known = np.from_dlpack(column.drop_null())
+    if len(known) == len(column):
+        return known
+    found = np.full(len(column), missing, known.dtype)
+    found[np.from_dlpack(column.is_valid().cast(pa.uint8())).view(np.bool_)] = known
+    return found
 
 
 def split_of(key: str) -> str | None:
@@ -282,7 +254,7 @@ def split_rows(samples: pa.Table, rows: Int64) -> dict[str, Int64]:
     blocks = (keys.slice(start, _BLOCK_ROWS) for start in range(0, len(keys), _BLOCK_ROWS))
     if any(pc.any(_begins(block, list(_FOLDERS))).as_py() for block in blocks):
         folders = [folder for folder, split in _FOLDERS.items() if split == "test"]
-        in_test = _begins(keys, folders).to_numpy()[rows]
+        in_test = _numbers(_begins(keys, folders).cast(pa.uint8()), 0).view(np.bool_)[rows]
     else:
         asked = np.zeros(len(keys), np.bool_)
         asked[rows] = True

@@ -1,38 +1,37 @@
 """Parquet files that carry a hash of themselves, so that no altered byte is ever believed.
 
-The seal is 32 hexadecimal digits in the footer's key-value metadata: the xxh3 of the file with those digits
-replaced by zeros. Any Parquet reader opens the file as usual. A seal is no signature: what a sealed file says
-of itself is held against bounds before it is decoded.
+A table in, a sealed file out; back comes a `SealedTable`, which decodes the columns and row groups that it is
+asked for. The seal is 32 hexadecimal digits in the footer's key-value metadata: the xxh3 of the file with
+those digits replaced by zeros. Any Parquet reader opens the file as usual. A seal is no signature: what a
+sealed file says of itself is held against bounds before it is decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 
-from .deferred import Deferred
+from .arrow import pa, pc, pq
 from .errors import CorruptStoreError
 from .files import atomic_write, xxh3
 from .remedies import delete_and_again
 from .storage import Storage
 
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-else:
-    pc, pq = Deferred("pyarrow.compute"), Deferred("pyarrow.parquet")
-
-__all__ = ["read_sealed", "sealed_bytes", "write_sealed"]
+__all__ = ["SealedTable", "open_sealed", "read_sealed", "sealed_bytes", "write_sealed"]
 
 _BLANK = b"0" * 32
 _MARK = b"activault.seal"
 _UNIQUE: Final = frozenset({"row", "key", "record"})
 """Columns whose values hardly repeat, written without a dictionary: it would only cost time."""
+_ROWS_AT_ONCE: Final = 1 << 20
+"""Rows whose dictionaries are made plain at a time; as many as pyarrow writes in one row group."""
 
 
 def _digits(data: bytes | bytearray) -> slice | None:
@@ -51,14 +50,22 @@ def _seal_of(data: bytes | bytearray, digits: slice) -> bytes:
     return state.hexdigest().encode()
 
 
-def sealed_bytes(table: pa.Table, metadata: Mapping[str, str] | None = None) -> bytes:
-    """`table` as a sealed Parquet file, with further footer metadata."""
+def sealed_bytes(
+    table: pa.Table, metadata: Mapping[str, str] | None = None, group_rows: int | None = None
+) -> bytes:
+    """`table` as a sealed Parquet file, with further footer metadata.
+
+    Args:
+        table: what it holds.
+        metadata: more of the footer's.
+        group_rows: rows that a reader can decode alone; 1,048,576 by default.
+    """
     sink = pa.BufferOutputStream()
     repeating: Any = [name for name in table.schema.names if name not in _UNIQUE]
     with pq.ParquetWriter(
         sink, table.schema, compression="zstd", store_schema=False, use_dictionary=repeating
     ) as writer:
-        writer.write_table(table)
+        writer.write_table(table, row_group_size=group_rows)
         writer.add_key_value_metadata({**(metadata or {}), _MARK.decode(): _BLANK.decode()})
     data = bytearray(sink.getvalue().to_pybytes())
     digits = _digits(data)
@@ -68,11 +75,133 @@ def sealed_bytes(table: pa.Table, metadata: Mapping[str, str] | None = None) -> 
     return bytes(data)
 
 
-def write_sealed(path: Path, table: pa.Table, metadata: Mapping[str, str] | None = None) -> str:
-    """Write a sealed Parquet file atomically; returns the xxh3 of its bytes."""
-    data = sealed_bytes(table, metadata)
+def write_sealed(
+    path: Path, table: pa.Table, metadata: Mapping[str, str] | None = None, group_rows: int | None = None
+) -> str:
+    """Write a sealed Parquet file atomically; returns the xxh3 of its bytes. See `sealed_bytes`."""
+    data = sealed_bytes(table, metadata, group_rows)
     atomic_write(path, data)
     return xxh3(data)
+
+
+class SealedTable:
+    """A sealed file whose seal and footer were checked, with its bytes; see `open_sealed`.
+
+    May be shared between threads, and with a child that was forked: there is no lock in it.
+    """
+
+    def __init__(self, path: str, data: bytes, schema: pa.Schema, num_rows: int, max_bytes: int) -> None:
+        self._path = path
+        self._data = data
+        self._schema = schema
+        self._max_bytes = max_bytes
+        with self._told():
+            file = pq.ParquetFile(pa.BufferReader(data))
+            _check_schema(file.schema_arrow, schema)
+            _check_footer(file.metadata, schema, len(data), num_rows, max_bytes)
+            self._footer = file.metadata
+            sizes = (file.metadata.row_group(place).num_rows for place in range(file.metadata.num_row_groups))
+            self.group_starts = list(accumulate(sizes, initial=0))
+            """First row of each row group, and the number of rows."""
+            found = (file.metadata.metadata or {}).items()
+            self.metadata = {key.decode(): value.decode() for key, value in found}
+            """The footer's."""
+
+    @property
+    def num_groups(self) -> int:
+        """Row groups."""
+        return len(self.group_starts) - 1
+
+    @property
+    def xxh3(self) -> str:
+        """Of the file's bytes."""
+        return xxh3(self._data)
+
+    def group_of(self, row: int) -> int:
+        """The row group that a row is in."""
+        return bisect_right(self.group_starts, row) - 1
+
+    def read(
+        self,
+        columns: Collection[str] | None = None,
+        groups: range | None = None,
+        *,
+        keep_dictionaries: bool = False,
+    ) -> pa.Table:
+        """Some row groups of some columns, decoded and checked anew; all by default.
+
+        Raises:
+            CorruptStoreError: they cannot be decoded, or make more than what may be decoded.
+        """
+        names = [name for name in self._schema.names if columns is None or name in columns]
+        plain = pa.schema([self._schema.field(name) for name in names])
+        parts: list[pa.Table] = []
+        sizes = dict.fromkeys(names, 0)
+        with self._told():
+            reader = pa.BufferReader(self._data)
+            file = pq.ParquetFile(reader, metadata=self._footer, read_dictionary=_dictionaries(self._schema))
+            for run in self._runs(range(self.num_groups) if groups is None else groups):
+                part = file.read_row_groups(list(run), columns=names, use_threads=len(names) > 1)
+                if len(part) != (rows := self.group_starts[run.stop] - self.group_starts[run.start]):
+                    raise _Unlike(f"must have {rows} rows in a part; it has {len(part)}")
+                self._count(part, sizes)
+                parts.append(part if keep_dictionaries else part.cast(plain))
+        return pa.concat_tables(parts)
+
+    def _runs(self, groups: range) -> Iterator[range]:
+        """Row groups to be decoded together: a million rows, so that their dictionaries are soon let go."""
+        first = groups.start
+        for group in groups:
+            if self.group_starts[group + 1] - self.group_starts[first] >= _ROWS_AT_ONCE:
+                yield range(first, group + 1)
+                first = group + 1
+        if first < groups.stop:
+            yield range(first, groups.stop)
+
+    def _count(self, part: pa.Table, sizes: dict[str, int]) -> None:
+        """Refuse dictionaries that would make too much of their indices, all parts together."""
+        for name, column in zip(part.column_names, part.columns, strict=True):
+            if pa.types.is_dictionary(column.type):
+                sizes[name] += _string_bytes(column, self._max_bytes // self.num_groups)
+                if sizes[name] > self._max_bytes:
+                    raise _Unlike(
+                        f"must hold at most {self._max_bytes} bytes; {name} alone holds {sizes[name]}"
+                    )
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except _Unlike as exc:
+            raise CorruptStoreError(f"{self._path} {exc}; {delete_and_again(self._path)}") from exc
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
+            raise CorruptStoreError(
+                f"{self._path} cannot be read as Parquet ({exc}); {delete_and_again(self._path)}"
+            ) from exc
+
+
+def open_sealed(storage: Storage, path: str, schema: pa.Schema, num_rows: int, max_bytes: int) -> SealedTable:
+    """A sealed Parquet file, read and checked but for what is in its columns, which are not decoded yet.
+
+    Args:
+        storage: the store.
+        path: the file within it.
+        schema: the columns that it must have.
+        num_rows: how many rows it must say in its footer, before they are read.
+        max_bytes: a larger file is not read at all, one that holds more than this is not decoded.
+
+    Raises:
+        CorruptStoreError: a byte of the file is not what was written, or it is not as asked.
+        FileNotFoundError: there is no such file.
+    """
+    # Not a memory map: what lies in one can change after its seal was checked, or be gone with the disk.
+    data = storage.read(path, max_bytes)
+    digits = _digits(data)
+    if digits is None or data[digits] != _seal_of(data, digits):
+        raise CorruptStoreError(
+            f"{path} is not what was written (its seal disagrees); {delete_and_again(path)}"
+        )
+    return SealedTable(path, data, schema, num_rows, max_bytes)
 
 
 def read_sealed(
@@ -85,42 +214,14 @@ def read_sealed(
     columns: Collection[str] | None = None,
     keep_dictionaries: bool = False,
 ) -> tuple[pa.Table, dict[str, str], str]:
-    """Table, footer metadata and xxh3 of a sealed Parquet file.
+    """Table, footer metadata and xxh3 of a sealed Parquet file; arguments and errors as of `open_sealed`.
 
     Args:
-        storage: the store.
-        path: the file within it.
-        schema: the columns that it must have.
-        num_rows: how many rows it must say in its footer, before they are read.
-        max_bytes: a larger file is not read at all, one that holds more than this is not decoded.
         columns: which to decode; all by default. Of 3 million samples all take 1.4 s, `status` 0.01 s.
         keep_dictionaries: leave columns of strings that repeat as Arrow dictionaries.
-
-    Raises:
-        CorruptStoreError: a byte of the file is not what was written, or it is not as asked.
-        FileNotFoundError: there is no such file.
     """
-    remedy = delete_and_again(path)
-    # Not a memory map: what lies in one can change after its seal was checked, or be gone with the disk.
-    data = storage.read(path, max_bytes)
-    digits = _digits(data)
-    if digits is None or data[digits] != _seal_of(data, digits):
-        raise CorruptStoreError(f"{path} is not what was written (its seal disagrees); {remedy}")
-    names = [name for name in schema.names if columns is None or name in columns]
-    try:
-        _check_schema(pq.read_schema(pa.BufferReader(data)), schema)
-        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=_dictionaries(schema))
-        _check_footer(file.metadata, schema, len(data), num_rows, max_bytes)
-        table = file.read(columns=names)
-        _check_strings(table, max_bytes)
-        if not keep_dictionaries:
-            table = table.cast(pa.schema([schema.field(name) for name in names]))
-        metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
-    except _Unlike as exc:
-        raise CorruptStoreError(f"{path} {exc}; {remedy}") from exc
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as exc:
-        raise CorruptStoreError(f"{path} cannot be read as Parquet ({exc}); {remedy}") from exc
-    return table, metadata, xxh3(data)
+    file = open_sealed(storage, path, schema, num_rows, max_bytes)
+    return file.read(columns, keep_dictionaries=keep_dictionaries), file.metadata, file.xxh3
 
 
 class _Unlike(Exception):  # noqa: N818  (never leaves this file)
@@ -166,18 +267,15 @@ def _check_footer(metadata: Any, schema: pa.Schema, size: int, num_rows: int, ma
         raise _Unlike(f"must hold at most {max_bytes} bytes; it says that it holds {total}")
 
 
-def _check_strings(table: pa.Table, max_bytes: int) -> None:
-    """Refuse dictionaries that would make too much of their indices."""
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if pa.types.is_dictionary(column.type):
-            chunks: list[Any] = column.chunks
-            # Without pyarrow.compute at first, which takes 0.1 s to import.
-            if sum(_longest(chunk.dictionary) * len(chunk) for chunk in chunks) <= max_bytes:
-                continue
-            taken: list[Any] = [pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in chunks]
-            total = sum(pc.sum(lengths).as_py() or 0 for lengths in taken)
-            if total > max_bytes:
-                raise _Unlike(f"must hold at most {max_bytes} bytes; {name} alone holds {total}")
+def _string_bytes(column: Any, enough: int) -> int:
+    """Bytes of a column of dictionaries made plain; where they are surely at most `enough`, a bound on it."""
+    chunks: list[Any] = column.chunks
+    # Without pyarrow.compute at first, which takes 0.1 s to import.
+    bound = sum(_longest(chunk.dictionary) * len(chunk) for chunk in chunks)
+    if bound <= enough:
+        return bound
+    taken: list[Any] = [pc.binary_length(chunk.dictionary).take(chunk.indices) for chunk in chunks]
+    return sum(pc.sum(lengths).as_py() or 0 for lengths in taken)
 
 
 def _longest(words: Any) -> int:

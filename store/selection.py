@@ -51,13 +51,15 @@ def check_rows(rows: RowSelection, num_rows: int) -> Int64:
     if isinstance(rows, range):
         _refuse_outside((rows[0], rows[-1]) if rows else (), num_rows)  # before it is spelled out
         return np.arange(rows.start, rows.stop, rows.step, dtype=np.int64) if rows else np.empty(0, np.int64)
+    if isinstance(rows, np.ma.MaskedArray):
+        raise ConfigError(f"rows are all meant; got a masked array of {rows.size}; give rows.compressed()")
     try:
         numbers = np.asarray(rows)
     except ValueError as exc:  # lists of different lengths
         raise ConfigError(f"rows are a slice or whole numbers; got {rows!s:.80} ({exc})") from exc
     if numbers.dtype == np.bool_:
         raise ConfigError(f"rows are numbers, not a mask of {numbers.size}; give np.flatnonzero(mask)")
-    if numbers.size and (numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer)):
+    if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
         raise ConfigError(f"rows are a slice or whole numbers; got {numbers.dtype} of shape {numbers.shape}")
     if numbers.size and (numbers.min() < 0 or numbers.max() >= num_rows):
         _refuse_outside(numbers.tolist(), num_rows)

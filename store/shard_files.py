@@ -6,7 +6,6 @@ A shard's record in; stored values (chunk_rows, tokens, dim) out, one chunk at a
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .chunk_index import IndexCache, join_spans, read_chunk_index
+from .chunk_index import MAX_GAP_BYTES, IndexCache, join_spans, read_chunk_index
+from .codecs import most_chunk_bytes
 from .decoding import decode_chunk
 from .errors import CorruptStoreError
 from .layout import TokenKind
@@ -48,12 +48,13 @@ class ShardFile:
         self._shape = manifest.chunk_shape(kind)
         self._compression = manifest.compression
         self._what = record.path
-        # Blosc adds 16 bytes to what it cannot compress, crc32c 4.
-        self._most = 4 * math.prod(self._shape) + 4096
-        with self._missing_told():
+        self._most = most_chunk_bytes(self._shape)
+        # Here nothing that is not wanted is read: asking twice costs microseconds.
+        self._max_gap = 0 if storage.folder is not None else MAX_GAP_BYTES
+        with self._missing_is_corrupt():
             self._file = storage.open(record.path, record.bytes)
         try:
-            with self._missing_told():  # a file that is far away is missing only when it is read
+            with self._missing_is_corrupt():  # a file that is far away is missing only when it is read
                 self._index = indices.get(
                     record, lambda: read_chunk_index(self._file, record, manifest.chunks_per_shard)
                 )
@@ -62,7 +63,7 @@ class ShardFile:
             raise
 
     @contextlib.contextmanager
-    def _missing_told(self) -> Iterator[None]:
+    def _missing_is_corrupt(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as exc:
@@ -89,14 +90,14 @@ class ShardFile:
             CorruptStoreError: a chunk is missing or does not lie in the file.
             StorageError: the file cannot be read.
         """
-        for span in join_spans(self._index, chunks):
+        for span in join_spans(self._index, chunks, self._max_gap):
             longest = max(length for *_, length in span.chunks)
             if longest > self._most:
                 raise CorruptStoreError(
                     f"{self._what}: a chunk has at most {self._most} bytes; the index says {longest}"
                 )
             data = space(span.stop - span.start, span.start)
-            with self._missing_told():
+            with self._missing_is_corrupt():
                 self._file.fill(data.data, span.start)
             for chunk, offset, length in span.chunks:
                 start = offset - span.start

@@ -10,27 +10,24 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from .chunk_index import ABSENT_CHUNK
 from .codecs import crc_bytes, fill_of, pack_chunk, store_into, stored_type, to_float32, with_crc
 from .files import new_file, sync_upwards
 from .manifest import Manifest
 from .quantise import Steps
 from .records import ArrayFile, ArrayKey, array_file, array_folder
-from .row_sums import add_row_sums, row_sum
-from .statistics import ChannelStats, Moments
+from .statistics import ChannelStats
+from .tally import Tally, row_groups
 
-__all__ = ["ABSENT_CHUNK", "Content", "write_shard_file"]
+__all__ = ["Content", "write_shard_file"]
 
 Array = npt.NDArray[Any]
-ABSENT_CHUNK: Final = 2**64 - 1
-"""Offset and length of a chunk that is not in its file."""
-_GROUP_VALUES: Final = 1 << 17
-"""Values that are hashed and summed at a time: 512 KiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +82,10 @@ def write_shard_file(
     file, folder = store / path, store / array_folder(array.layer, array.kind)
     for parent in (folder / "c", file.parent.parent, file.parent):
         parent.mkdir(exist_ok=True)
-    moments, sums, index = Moments(manifest.dim), list[int](), list[tuple[int, int]]()
+    tally, index = Tally(manifest.dim), list[tuple[int, int]]()
     with new_file(file) as opened:
         stream = _Hashed(opened)
-        for chunk in _chunks(manifest, shard, array, content, moments, sums):
+        for chunk in _chunks(manifest, shard, array, content, tally):
             packed = pack_chunk(chunk, manifest.compression)
             index.append((stream.size, len(packed) + 4))
             stream.write(packed)
@@ -98,12 +95,12 @@ def write_shard_file(
         stream.write(with_crc(b"".join(struct.pack("<QQ", *entry) for entry in index)))
     # The folders up to the array's own: each may be new, and its name lives in the one above.
     sync_upwards(file.parent, 3)
-    record = ArrayFile(path=path, bytes=stream.size, hash=stream.hash, values=add_row_sums(sums))
-    return record, moments.finish(content.absmax)
+    record = ArrayFile(path=path, bytes=stream.size, hash=stream.hash, values=tally.row_sum)
+    return record, tally.statistics(content.absmax)
 
 
 def _chunks(
-    manifest: Manifest, shard: int, array: ArrayKey, content: Content, moments: Moments, sums: list[int]
+    manifest: Manifest, shard: int, array: ArrayKey, content: Content, tally: Tally
 ) -> Iterator[Array]:
     """Inner chunks (chunk_rows, tokens, dim) of stored values that hold a row, in order.
 
@@ -120,14 +117,9 @@ def _chunks(
             scratch = np.empty(shape, dtype) if scratch is None else scratch
             scratch[stop - start :] = fill_of(dtype)
             chunk = scratch
-        step = max(1, _GROUP_VALUES // (shape[1] * shape[2]))
-        for row in range(start, stop, step):
-            rows = slice(row, min(row + step, stop))
+        for rows in row_groups(start, stop, shape[1] * shape[2]):
             stored = chunk[rows.start - start : rows.stop - start]
             if chunk is scratch:
                 store_into(held[rows], stored)
-            values = content.decoded(rows, stored)
-            sums.append(row_sum(range(first + rows.start, first + rows.stop), values))
-            is_ok = content.is_ok[rows]
-            moments.add(values if is_ok.all() else values[is_ok])
+            tally.add(first + rows.start, content.decoded(rows, stored), content.is_ok[rows])
         yield chunk

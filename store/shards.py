@@ -1,21 +1,20 @@
 """Which shards of an opened store are finished, and their records: from the index, or from the record files.
 
-Two classes with one contract: `finished` (ascending), `record(shard)`, `records()`, and what derives from
-them.
+Two classes with one contract: `finished` (ascending), `record(shard)`, and what the records add up to.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, overload
 
 from .completion import arrays_digest, merged_statistics
 from .errors import CorruptStoreError, IncompleteStoreError, StorageError
 from .index import Index
 from .manifest import Manifest
-from .records import MOST_ASKED, SHARD_DIGITS, ArrayKey, ShardRecord, read_record, record_path
+from .presence import shards_named
+from .records import MOST_ASKED, ArrayFile, ArrayKey, ShardRecord, array_file, read_record, record_path
 from .remedies import AGAIN
 from .root import Root
 from .statistics import ChannelStats
@@ -54,13 +53,16 @@ class ShardIndex(Protocol):
     def record(self, shard: int) -> ShardRecord:
         """Record of a finished shard; IncompleteStoreError or CorruptStoreError otherwise."""
 
+    def files(self, shard: int) -> Sequence[ArrayFile]:
+        """Its array files, which are held for the next time; raises as `record` does."""
+
 
 class CompleteShards:
     """Of a complete store: everything from the index, records only as they are asked for."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._records: dict[int, ShardRecord] = {}
+        self._files: dict[int, Sequence[ArrayFile]] = {}
         self.finished = index.manifest.held_shards
         self.digest = index.summary.digest
         self.arrays_digest = index.summary.arrays_digest
@@ -75,9 +77,46 @@ class CompleteShards:
     def record(self, shard: int) -> ShardRecord:
         """Record of a shard."""
         _refuse_absent(self._index.manifest, shard)
-        if shard not in self._records:
-            self._records[shard] = self._index.record(shard)
-        return self._records[shard]
+        return self._index.record(shard)
+
+    def files(self, shard: int) -> Sequence[ArrayFile]:
+        """Array files of a shard."""
+        _refuse_absent(self._index.manifest, shard)
+        if shard not in self._files:
+            self._files[shard] = _PackedFiles(self._index.manifest, self._index.record(shard))
+        return self._files[shard]
+
+
+class _PackedFiles(Sequence[ArrayFile]):
+    """A record's array files in 75 bytes each.
+
+    A whole record takes 124 KB where the images' sizes all differ: an epoch of 12,500 shards kept 1.5 GB.
+    """
+
+    __slots__ = ("_manifest", "_packed", "_shard")
+
+    def __init__(self, manifest: Manifest, record: ShardRecord) -> None:
+        self._manifest = manifest
+        self._shard = record.shard
+        self._packed = "\n".join(f"{file.bytes} {file.hash} {file.values}" for file in record.files)
+
+    def __len__(self) -> int:
+        return len(self._manifest.layers) * len(self._manifest.kinds)
+
+    @overload
+    def __getitem__(self, place: int) -> ArrayFile: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[ArrayFile]: ...
+
+    def __getitem__(self, place: int | slice) -> ArrayFile | Sequence[ArrayFile]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        num_bytes, found, values = self._packed.split("\n")[place].split()
+        layer, kind = divmod(place % len(self), len(self._manifest.kinds))
+        path = array_file(self._manifest.layers[layer], self._manifest.kinds[kind], self._shard)
+        # Its parts were checked when the record was parsed.
+        return ArrayFile.model_construct(path=path, bytes=int(num_bytes), hash=found, values=values)
 
 
 class UnfinishedShards:
@@ -143,6 +182,10 @@ class UnfinishedShards:
             )
         return self._records[shard]
 
+    def files(self, shard: int) -> Sequence[ArrayFile]:
+        """Array files of a finished shard."""
+        return self.record(shard).files
+
 
 def _refuse_absent(manifest: Manifest, shard: int) -> None:
     if not manifest.holds(shard):
@@ -163,7 +206,4 @@ def _numbers(storage: Storage, manifest: Manifest) -> Iterable[int]:
                 f"{storage.where} has {len(manifest.held_shards)}; read it from a disk or a bucket"
             )
         return manifest.held_shards
-    matches = (re.fullmatch(rf"(\d{{5,{SHARD_DIGITS}}})\.json", name) for name in names)
-    numbers = sorted(int(match[1]) for match in matches if match is not None)
-    listed = set(names)
-    return [n for n in numbers if manifest.holds(n) and record_path(n).rpartition("/")[2] in listed]
+    return sorted(shards_named(names, record_path, manifest))

@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-import pyarrow as pa
-
+from .arrow import pa
 from .completion import SAMPLES
-from .errors import CorruptStoreError
+from .errors import CorruptStoreError, NotAStoreError, StorageError
+from .fetching import ELSEWHERE
 from .files import xxh3
-from .index import read_index
+from .index import INDEX, read_index
 from .joins import refuse_absurd_sizes
 from .manifest import Manifest
 from .places import open_storage
 from .records import FileRecord, ShardRecord
-from .root import Root, read_root
+from .root import ROOT, Root, read_root
 from .sample_tables import read_samples
 from .samples import content_hash
 from .shards import UnfinishedShards
 from .storage import Storage
 
-__all__ = ["CopySource", "open_source", "read_checked"]
+__all__ = ["CopySource", "open_source", "read_checked", "read_source_root"]
 
 
 class CopySource:
@@ -83,24 +83,69 @@ class CopySource:
         try:
             table, _ = read_samples(self.storage, self.manifest)
         except FileNotFoundError as exc:
-            raise CorruptStoreError(f"{self.where} has no {SAMPLES}; copy from another source") from exc
+            raise CorruptStoreError(f"{self.where} has no {SAMPLES}; {ELSEWHERE}") from exc
         if content_hash(table) != self.root.samples:
-            raise CorruptStoreError(
-                f"{SAMPLES} of {self.where} is of another store; copy from another source"
-            )
+            raise CorruptStoreError(f"{SAMPLES} of {self.where} is of another store; {ELSEWHERE}")
         return table
+
+    def refuse_changed(self) -> None:
+        """Refuse a source that is not the store any more that was opened; says nothing if it cannot be read.
+
+        Raises:
+            CorruptStoreError: its `zarr.json` or its index is gone, or another.
+        """
+        became = self._became()
+        if became is not None:
+            raise CorruptStoreError(
+                f"{self.where} changed while it was copied: {became} (it was moved, deleted or replaced); "
+                "bring it back and run the same command again, or copy from another source: finished shards "
+                "are kept"
+            )
+
+    def _became(self) -> str | None:
+        looked_at = ROOT
+        try:
+            if read_root(self.storage) != self.root:
+                return f"its {ROOT} is another one now"
+            if self._index is None:
+                return None
+            looked_at = INDEX
+            index = read_index(self.storage, self.root)
+        except NotAStoreError:
+            return f"its {ROOT} is gone"
+        except CorruptStoreError:
+            return f"its {looked_at} is damaged now"
+        except StorageError:
+            return None
+        if index is None:
+            return f"its {INDEX} is gone"
+        same = index.summary.digest == self._index.summary.digest
+        return None if same else f"its {INDEX} is another one now"
 
 
 def open_source(place: Path | str | Storage) -> CopySource:
     """Open the store at a path or URL to copy from it.
 
     Raises:
-        NotAStoreError: it is not an activation store of format 1.
+        NotAStoreError: there is nothing, or something that is not an activation store of format 1.
         CorruptStoreError: its metadata are altered, or name files that no store has.
         StorageError: it cannot be read.
     """
     storage = open_storage(place) if isinstance(place, Path | str) else place
-    return CopySource(storage, read_root(storage))
+    return CopySource(storage, read_source_root(storage))
+
+
+def read_source_root(storage: Storage) -> Root:
+    """The root of a store that is to be copied; raises as `read_root` does.
+
+    Of a folder that is not there that one says how to make a store; here the path was mistyped.
+    """
+    try:
+        return read_root(storage)
+    except NotAStoreError as exc:
+        if storage.folder is not None and not storage.folder.exists():
+            raise NotAStoreError(f"{storage.where} does not exist; check the path") from exc
+        raise
 
 
 def read_checked(storage: Storage, file: FileRecord) -> bytes:
@@ -112,10 +157,9 @@ def read_checked(storage: Storage, file: FileRecord) -> bytes:
     try:
         data = storage.read(file.path, file.bytes)
     except FileNotFoundError as exc:
-        raise CorruptStoreError(f"{file.path} is missing in {storage.where}") from exc
+        raise CorruptStoreError(f"{file.path} is missing in {storage.where}; {ELSEWHERE}") from exc
     if len(data) != file.bytes or xxh3(data) != file.hash:
         raise CorruptStoreError(
-            f"{file.path} of {storage.where} is not what was written (its hash disagrees); copy from another "
-            "source"
+            f"{file.path} of {storage.where} is not what was written (its hash disagrees); {ELSEWHERE}"
         )
     return data

@@ -29,8 +29,10 @@ __all__ = [
     "Tensors",
     "checked_tensors",
     "merge",
+    "most_statistics_bytes",
     "read_statistics",
     "statistics_bytes",
+    "tensor_names",
 ]
 
 Float64 = npt.NDArray[np.float64]
@@ -148,14 +150,15 @@ def merge(first: ChannelStats, second: ChannelStats) -> ChannelStats:
     if not first.count or not second.count:
         return replace(first if first.count else second, losses=losses)
     count = first.count + second.count
-    gap = second.mean - first.mean
-    return ChannelStats(
-        count,
-        first.mean + gap * (second.count / count),
-        first.m2 + second.m2 + gap * gap * (first.count * second.count / count),
-        np.maximum(first.absmax, second.absmax),
-        losses,
-    )
+    with np.errstate(invalid="ignore", over="ignore"):  # what was read may be anything
+        gap = second.mean - first.mean
+        return ChannelStats(
+            count,
+            first.mean + gap * (second.count / count),
+            first.m2 + second.m2 + gap * gap * (first.count * second.count / count),
+            np.maximum(first.absmax, second.absmax),
+            losses,
+        )
 
 
 def _merged(first: Losses | None, second: Losses | None) -> Losses | None:
@@ -182,6 +185,11 @@ def statistics_bytes(statistics: Mapping[ArrayKey, ChannelStats]) -> bytes:
     return save(tensors)
 
 
+def most_statistics_bytes(manifest: Manifest) -> int:
+    """Most bytes of a shard's statistics file: six vectors of float64 a layer and kind, and their names."""
+    return 4096 + len(manifest.layers) * len(manifest.kinds) * (64 * manifest.dim + 4096)
+
+
 def read_statistics(
     storage: Storage, manifest: Manifest, record: ShardRecord
 ) -> dict[ArrayKey, ChannelStats]:
@@ -191,8 +199,7 @@ def read_statistics(
         CorruptStoreError: the file is missing, altered or not of this store's shape.
     """
     file, remedy = record.statistics, extract_again(record.shard)
-    # Six vectors of float64 a layer and kind, and their names; a record may say anything.
-    most = 4096 + len(record.files) * (64 * manifest.dim + 4096)
+    most = most_statistics_bytes(manifest)  # a record may say anything
     try:
         data = storage.read(file.path, min(file.bytes, most))
     except FileNotFoundError as exc:
@@ -203,11 +210,19 @@ def read_statistics(
         raise CorruptStoreError(f"{file.path} is not what was written (its hash disagrees); {remedy}")
     try:
         tensors = load(data)
-        return {array: _stats(tensors, manifest, array) for array in arrays_of(manifest)}
+        _refuse_others(tensors, manifest)
+        return {array: _channel_stats(tensors, manifest, array) for array in arrays_of(manifest)}
     except (SafetensorError, KeyError, ValueError) as exc:
         raise CorruptStoreError(
             f"{file.path} does not hold this store's statistics ({exc}); {remedy}"
         ) from exc
+
+
+def _refuse_others(tensors: Tensors, manifest: Manifest) -> None:
+    """A file of anything more would not come back the same from the parts of its store."""
+    known = {name for array in arrays_of(manifest) for name in tensor_names(manifest, array)}
+    if others := tensors.keys() - known:
+        raise ValueError(f"{min(others)} is none of them")
 
 
 def checked_tensors(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> Tensors:
@@ -230,6 +245,11 @@ def checked_tensors(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> Te
     return found
 
 
+def tensor_names(manifest: Manifest, array: ArrayKey) -> list[str]:
+    """Names of one array's tensors in a statistics file."""
+    return [f"{_name(array)}.{part}" for part in _parts(manifest, array)]
+
+
 def _parts(manifest: Manifest, array: ArrayKey) -> dict[str, tuple[type, int]]:
     """Type and size of every tensor of an array."""
     vector = (np.float64, manifest.dim)
@@ -244,7 +264,7 @@ def _parts(manifest: Manifest, array: ArrayKey) -> dict[str, tuple[type, int]]:
     return parts
 
 
-def _stats(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> ChannelStats:
+def _channel_stats(tensors: Tensors, manifest: Manifest, array: ArrayKey) -> ChannelStats:
     """One array's statistics; a ValueError says what is wrong with them."""
     found = checked_tensors(tensors, manifest, array)
     part = {name.rpartition(".")[2]: tensor for name, tensor in found.items()}

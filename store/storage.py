@@ -23,8 +23,10 @@ __all__ = [
     "Folder",
     "OpenFile",
     "Storage",
+    "another_size",
     "gather",
     "storage_error",
+    "too_large",
 ]
 
 Item = TypeVar("Item")

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
-from .buffer import ShardBuffer
-from .checks import checked_content, refuse_imprecise
+from .arrow import pa
+from .buffer import ShardBuffer, refuse_other_shard
+from .checks import checked_contents
 from .completion import is_completed, write_completion
 from .cores import in_threads, num_cores
 from .differences import first_difference, spoken
@@ -29,12 +29,11 @@ from .errors import ConfigError, IncompleteStoreError, ShardBusyError
 from .files import atomic_write, disk_error, lock_shared, refuse_another_folder, xxh3
 from .manifest import Manifest
 from .marks import Mark, begin_again, collect_leftovers, own
+from .presence import is_finished
 from .records import (
     ArrayKey,
     FileRecord,
     ShardRecord,
-    arrays_of,
-    is_finished,
     make_record,
     mark_path,
     statistics_path,
@@ -87,6 +86,12 @@ class StoreWriter:
             self._give_up(self._claimed.pop(shard))
         self._close()
 
+    def _refuse_closed(self) -> None:
+        if not self._close.alive:
+            raise ConfigError(
+                f"a writer writes until it is closed; that of {self.path} is; open another by create_store"
+            )
+
     @property
     def unfinished(self) -> list[int]:
         """Shards without a valid record, or whose files are not all there with their recorded sizes."""
@@ -127,8 +132,11 @@ class StoreWriter:
             False if it is finished, or another thread or process owns it.
 
         Raises:
+            ConfigError: there is no such shard here, or the writer is closed.
             StoreError: the disk is full, read-only or gone.
         """
+        self._refuse_closed()
+        refuse_other_shard(self.manifest, shard)
         try:
             refuse_another_folder(self._handle, self.path)
             mark = own(self.path, self.manifest, shard)
@@ -172,14 +180,15 @@ class StoreWriter:
                 raises, nothing is published.
 
         Raises:
-            ConfigError: the buffer was made for another store, the outcomes are not one a row, or there are
-                fewer threads than one.
+            ConfigError: the buffer was made for another store, the outcomes are not one a row, there are
+                fewer threads than one, or the writer is closed.
             NonFiniteError: a row that is ok holds a NaN, an infinity or what float16 cannot hold; nothing is
                 published.
             PrecisionError: int8 codes are further off than they may be; nothing is published.
             ShardBusyError: another thread or process is publishing this shard.
             StoreError: the disk is full, read-only or gone; finished shards are kept.
         """
+        self._refuse_closed()
         _refuse_foreign(buffer, self.manifest)
         if len(outcomes) != len(buffer.rows):
             raise ConfigError(
@@ -187,18 +196,24 @@ class StoreWriter:
             )
         if threads is not None and threads < 1:
             raise ConfigError(f"a shard is written by 1 thread or more; got {threads}")
-        arrays = list(arrays_of(self.manifest))
+        num_arrays = len(self.manifest.layers) * len(self.manifest.kinds)
         # Two chunks a thread are within the bound as long as there are no more threads than chunks.
-        threads = min(threads or num_cores(), len(arrays), self.manifest.chunks_per_shard)
+        threads = min(threads or num_cores(), num_arrays, self.manifest.chunks_per_shard)
         is_ok = np.array([outcome.status == OK for outcome in outcomes], dtype=bool)
         for offset in np.flatnonzero(~is_ok):
             buffer.clear(int(offset))
-        checked = in_threads(
-            lambda array: checked_content(self.manifest, buffer, array, is_ok, self._keys), arrays, threads
-        )
-        contents = dict(zip(arrays, checked, strict=True))
-        for array, content in contents.items():
-            refuse_imprecise(self.manifest, buffer, array, content)
+        contents = checked_contents(self.manifest, buffer, is_ok, self._keys, threads)
+        return self._publish(buffer, outcomes, contents, threads, check)
+
+    def _publish(
+        self,
+        buffer: ShardBuffer,
+        outcomes: Sequence[Outcome],
+        contents: Mapping[ArrayKey, Content],
+        threads: int,
+        check: Callable[[ShardRecord], object] | None,
+    ) -> ShardRecord:
+        """Own the shard, write it and let it go again, whatever comes."""
         try:
             refuse_another_folder(self._handle, self.path)
             mark = self._claimed.pop(buffer.shard, None) or own(self.path, self.manifest, buffer.shard)
@@ -244,10 +259,12 @@ class StoreWriter:
         """Merge all outcomes into samples.parquet and write index.parquet; nothing to do if both are sound.
 
         Raises:
+            ConfigError: the writer is closed.
             IncompleteStoreError: a shard is unfinished.
             CorruptStoreError: a record or its statistics were altered.
             PrecisionError: int8 patches of a layer as a whole are below R2 = 0.999.
         """
+        self._refuse_closed()
         unfinished = self.unfinished
         if unfinished:
             raise IncompleteStoreError(

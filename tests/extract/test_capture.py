@@ -155,7 +155,7 @@ def test_claims_end_with_the_run_that_failed(tmp_path: Path, tiny: Backbone) -> 
 
     with pytest.raises(RuntimeError, match="broken"), plan(tmp_path / "s.zarr", tiny) as writer:
         capture(writer, tiny, broken, batch_size=4, workers=1)
-    assert not list((tmp_path / "s.zarr" / "shards").glob(".*"))
+    assert not list((tmp_path / "s.zarr" / "shards").glob(".*.tmp"))
     assert open_store(tmp_path / "s.zarr").finished_rows.tolist() == list(range(8))
 
 

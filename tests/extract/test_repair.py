@@ -12,7 +12,7 @@ from activault.extract import mending, repair
 from activault.extract import run as module
 from activault.extract.run import ExtractOptions, extract
 from activault.store import NotAStoreError, StoreMismatchError, open_store, verify_store
-from activault.store.repair import plan_repair
+from activault.store.repair_plan import plan_repair
 
 from .conftest import MakeFolder, changed
 

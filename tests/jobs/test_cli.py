@@ -94,6 +94,7 @@ def test_verify_exits_with_0_on_a_sound_store(activault: Command, store: Path) -
         "state": "complete",
         "complete": True,
         "deep": True,
+        "values": False,
         "finished_shards": 3,
         "num_shards": 3,
         "lost_shards": [],

@@ -59,6 +59,37 @@ def test_a_file_that_is_no_plan(
     )
 
 
+def test_a_plan_replaces_nothing(activault: Command, copy: Path, tmp_path: Path) -> None:
+    before = (copy / "zarr.json").read_bytes()
+    answer = activault("verify", copy, "--repair-plan", copy / "zarr.json")
+    assert answer.status == 2
+    assert "a repair plan is kept outside of its store" in answer.error_line
+    (tmp_path / "notes.txt").write_text("mine")
+    answer = activault("verify", copy, "--repair-plan", tmp_path / "notes.txt")
+    assert "holds something that is no repair plan and stays as it is" in answer.error_line
+    assert (copy / "zarr.json").read_bytes() == before
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_values_are_held_against_the_records(activault: Command, copy: Path) -> None:
+    sound = activault("verify", copy, "--values", "--json")
+    assert (sound.status, sound.json["values"], sound.json["deep"], sound.json["ok"]) == (0, True, True, True)
+    assert activault("verify", copy, "--deep", "--json").json["values"] is False
+
+
+def test_how_a_partial_copy_is_mended(activault: Command, copy: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part.zarr"
+    assert activault("pull", copy, part, "--rows", "8:16").status == 0
+    (part / "layer_03/patches/c/1/0/0").unlink()
+    answer = activault("verify", part)
+    assert (
+        f"without the teacher, a partial copy is mended by `activault pull SOURCE {part} --deep`"
+        in answer.out
+    )
+    assert activault("pull", copy, part, "--rows", "8:16", "--deep").status == 0
+    assert activault("verify", part, "--values", "--complete").status == 0
+
+
 def test_lost_records_are_told_and_strangers_noted(activault: Command, copy: Path) -> None:
     (copy / "index.parquet").unlink()
     (copy / "shards/00001.json").unlink()

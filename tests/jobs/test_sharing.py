@@ -97,7 +97,6 @@ def test_every_place_that_the_help_names_is_one(activault: Command, store: Path)
     assert "folder" not in re.sub(r"\s+", " ", activault("--help").out).partition("publish")[2]
 
 
-@pytest.mark.s3
 def test_a_store_is_published_and_pulled(activault: Command, store: Path, tmp_path: Path, s3: S3) -> None:
     url = f"s3://{s3.make_bucket()}/photos.zarr"
     assert activault("publish", store, url, "--dry-run").status == 0

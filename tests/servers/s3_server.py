@@ -127,6 +127,7 @@ class S3:
         headers["Authorization"] = (
             f"AWS4-HMAC-SHA256 Credential={KEY}/{scope}, SignedHeaders={names}, Signature={signature}"
         )
+        headers["Content-Type"] = "application/octet-stream"  # or moto takes urllib's for a form
         url = f"{self.endpoint}{quoted}" + (f"?{query}" if query else "")
         with urllib.request.urlopen(
             urllib.request.Request(url, data or None, headers, method=method), timeout=30

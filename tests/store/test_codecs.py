@@ -11,12 +11,13 @@ from numcodecs import Blosc
 
 from activault.store.codecs import (
     crc32c,
-    encode_chunk,
     fill_of,
     non_finite,
+    pack_chunk,
     round_to_bfloat16,
     round_to_float16,
     to_float32,
+    with_crc,
 )
 from activault.store.decoding import decode_chunk
 from activault.store.errors import CorruptStoreError
@@ -116,4 +117,4 @@ def test_decode_refuses_another_size_before_it_allocates(payload: bytes) -> None
 @pytest.mark.parametrize("values", [np.zeros(23, np.float32), np.zeros(25, np.float32)])
 def test_decode_without_compression_refuses_another_size(values: np.ndarray) -> None:
     with pytest.raises(CorruptStoreError, match=f"must hold 96 bytes of values; it holds {values.nbytes}"):
-        decode_chunk(encode_chunk(values, "none"), np.empty((2, 3, 4), np.float32), "chunk", "none")
+        decode_chunk(with_crc(pack_chunk(values, "none")), np.empty((2, 3, 4), np.float32), "chunk", "none")

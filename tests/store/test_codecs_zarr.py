@@ -15,8 +15,8 @@ import zarr
 
 from activault.store.codecs import (
     array_metadata,
-    encode_chunk,
     fill_of,
+    pack_chunk,
     round_to_bfloat16,
     stored_type,
     to_stored,
@@ -82,7 +82,9 @@ def chunks_of(manifest: Manifest, values: np.ndarray[Any, Any], shard: int) -> I
 
 
 def shard_bytes(manifest: Manifest, values: np.ndarray[Any, Any], shard: int) -> bytes:
-    chunks = [encode_chunk(chunk, manifest.compression) for chunk in chunks_of(manifest, values, shard)]
+    chunks = [
+        with_crc(pack_chunk(chunk, manifest.compression)) for chunk in chunks_of(manifest, values, shard)
+    ]
     starts = np.cumsum([0, *map(len, chunks)])
     entries = [(start, len(chunk)) for start, chunk in zip(starts, chunks, strict=False)]
     return b"".join(chunks) + with_crc(b"".join(struct.pack("<QQ", *entry) for entry in entries))
@@ -136,6 +138,6 @@ def test_other_readers_read_what_we_encode(tmp_path: Path, manifest: Manifest, p
 
 def test_a_chunk_comes_back_bit_for_bit(manifest: Manifest) -> None:
     chunk = next(chunks_of(manifest, values_of(manifest), 0))
-    encoded = encode_chunk(chunk, manifest.compression)
+    encoded = with_crc(pack_chunk(chunk, manifest.compression))
     out = decode_chunk(encoded, np.empty_like(chunk), "chunk", manifest.compression)
     assert out.tobytes() == chunk.tobytes()

@@ -11,8 +11,10 @@ from activault.store.cores import num_cores
 from .conftest import Plan
 
 
-def test_cores_are_those_of_the_process() -> None:
-    assert 1 <= num_cores() <= (os.cpu_count() or 1)
+def test_cores_are_those_of_the_process_not_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 5, 7}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert num_cores() == 3
 
 
 def test_a_machine_that_does_not_tell_reads_all_the_same(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,60 @@ def test_a_half_planned_store_is_planned_again(plan: Plan) -> None:
         "model.safetensors",
     ]
     assert not (plan.path / ".planning").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layer_07/thesis.txt",
+        "layer_00/cls/c/0/0/0",
+        "layer_00/zarr.json/x",
+        "layer_00/cls/notes",
+        "teacher/runs/log.txt",
+        "shards/00000.json",
+    ],
+)
+def test_planning_anew_removes_what_planning_makes_and_nothing_else(plan: Plan, name: str) -> None:
+    def interrupted(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        create_store(plan.path, plan.manifest, plan.samples, interrupted)
+    file = plan.path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine")
+    with pytest.raises(NotAStoreError, match="which planning does not make; move it away"):
+        plan.open()
+    assert file.read_text() == "mine"
+    shutil.rmtree(plan.path / file.relative_to(plan.path).parts[0])
+    assert plan.write().complete
+
+
+def test_folders_that_only_begin_as_a_layer_are_left_alone(plan: Plan) -> None:
+    (plan.path / "layer_norm_runs").mkdir(parents=True)
+    (plan.path / "layer_norm_runs/log.txt").write_text("mine")
+    (plan.path / ".planning").write_text("")
+    assert plan.write().complete
+    assert (plan.path / "layer_norm_runs/log.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("step", range(1, 22, 3))
+def test_planning_cut_short_anywhere_is_done_again(
+    plan: Plan, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, done = Path.replace, 0
+
+    def replace(self: Path, target: Path) -> Path:
+        nonlocal done
+        done += 1
+        if done == step:
+            raise KeyboardInterrupt
+        return original(self, target)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(Path, "replace", replace)
+        plan.open().close()
+    assert plan.write().complete
 
 
 def test_samples_of_another_number_are_refused(plan: Plan) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numcodecs import blosc
 
 from activault.store import decoding
-from activault.store.codecs import encode_chunk, round_to_bfloat16, to_stored, with_crc
+from activault.store.codecs import pack_chunk, round_to_bfloat16, to_stored, with_crc
 from activault.store.decoding import decode_chunk
 from activault.store.errors import CorruptStoreError
 
@@ -35,7 +35,7 @@ def chunk_of(dtype: Any) -> np.ndarray:
 )
 def test_rows_are_those_of_the_whole(rows: list[int], dtype: Any, compression: Any, blocksize: int) -> None:
     values = chunk_of(dtype)
-    data = encode_chunk(values, compression)
+    data = with_crc(pack_chunk(values, compression))
     if compression == "blosc":
         data = with_crc(blosc.compress(values, b"lz4", 5, blosc.BITSHUFFLE, blocksize))
     scratch = np.full_like(values, 99)
@@ -84,7 +84,7 @@ def test_only_bytes_that_may_be_written_to_are(dtype: Any) -> None:
 def test_values_with_more_bits_than_bfloat16_are_refused(compression: Any, shape: tuple[int, ...]) -> None:
     values = to_stored(np.full(shape, 0x3F80, np.uint16))
     values[-1, -1, -1] = 1 + 2**-23
-    data = encode_chunk(values, compression)
+    data = with_crc(pack_chunk(values, compression))
     with pytest.raises(CorruptStoreError, match="chunk must hold bfloat16 values; some have more bits"):
         decode_chunk(data, np.empty(shape, np.uint16), "chunk", compression)
     assert np.array_equal(decode_chunk(data, np.empty_like(values), "chunk", compression), values)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import activault.store as room
@@ -39,9 +37,3 @@ def test_every_file_is_on_the_map_once() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(room, "Loader")
-
-
-def test_importing_the_room_imports_neither_torch_nor_zarr() -> None:
-    code = "import sys, activault.store; print([n for n in ('torch', 'zarr', 'timm') if n in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

@@ -125,6 +125,7 @@ def test_a_file_of_the_store_that_is_not_listed_is_not_written(make_plan: MakePl
         r"zarr\.json", r"layer_\d\d/zarr\.json", r"layer_\d\d/(cls|registers|patches)/zarr\.json",
         r"layer_\d\d/(cls|registers|patches)/c/\d+/0/0", r"samples\.parquet", r"shards/\d{5}\.json",
         r"shards/\d{5}\.stats\.safetensors", r"index\.parquet", r"teacher/[a-z]+\.[a-z]+", r"CARD\.md",
+        r"(shards/)?\.lock",
     )  # fmt: skip
     assert {name for name in names if not any(re.fullmatch(pattern, name) for pattern in patterns)} == set()
     assert all(any(re.fullmatch(pattern, name) for name in names) for pattern in patterns)

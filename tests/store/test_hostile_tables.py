@@ -21,7 +21,7 @@ from activault.store.files import pretty_json, xxh3
 from activault.store.manifest import Manifest
 from activault.store.records import array_folder, arrays_of
 from activault.store.root import read_root
-from activault.store.samples import SAMPLES_SCHEMA
+from activault.store.samples import samples_schema
 from activault.store.sealed import sealed_bytes
 from activault.store.storage import Folder
 
@@ -88,7 +88,7 @@ def rows_of_nothing(store: Path) -> None:
     rewrite_root(store, set_manifest(num_rows=num_rows))
     rewrite_arrays(store)
     (store / "index.parquet").unlink()
-    schema = SAMPLES_SCHEMA
+    schema = samples_schema()
     nothing = pa.table({field.name: pa.nulls(at_once, field.type) for field in schema}, schema=schema)
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, compression="zstd", store_schema=False) as writer:

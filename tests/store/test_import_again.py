@@ -16,6 +16,7 @@ from activault.store import (
     importing,
     open_store,
     shard_writing,
+    verify_store,
 )
 from activault.store.importing import ImportOptions, import_reference
 
@@ -23,6 +24,19 @@ from activault.store.importing import ImportOptions, import_reference
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_reference(tmp_path / "activations.zarr", random_values())
+
+
+@pytest.mark.parametrize("name", ["layer_02/zarr.json", "layer_02/patches/zarr.json"])
+def test_what_the_manifest_implies_is_made_again(source: Path, tmp_path: Path, name: str) -> None:
+    store = tmp_path / "s.zarr"
+    digest = import_reference(source, store, LAYOUT).digest
+    (store / name).write_bytes(b"{}")
+    report = verify_store(store)
+    assert [fault.where for fault in report.faults] == [name]
+    assert "of an imported store the same `activault import`" in report.faults[0].detail
+    again = import_reference(source, store, LAYOUT)
+    assert (again.num_new, again.digest) == (0, digest)
+    assert verify_store(store, deep=True, complete=True).ok
 
 
 def test_it_goes_on_where_it_stopped(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +101,7 @@ def test_a_shard_has_no_record_before_it_was_held_against_its_source(
 ) -> None:
     """A run killed in between leaves an unfinished shard, which the next run writes and compares anew."""
     options, compared = ImportOptions(registers=4, shard_rows=16), list[int]()
-    hold = importing._hold_against
+    hold = importing.hold_against
 
     def killed_at_the_second(writer: StoreWriter, hashes: Any, record: Any) -> None:
         assert not writer.is_finished(record.shard)
@@ -96,7 +110,7 @@ def test_a_shard_has_no_record_before_it_was_held_against_its_source(
             raise KeyboardInterrupt
         hold(writer, hashes, record)
 
-    monkeypatch.setattr(importing, "_hold_against", killed_at_the_second)
+    monkeypatch.setattr(importing, "hold_against", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         import_reference(source, tmp_path / "s.zarr", options)
     assert import_reference(source, tmp_path / "s.zarr", options).num_new == 34

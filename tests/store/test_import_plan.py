@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from activault.store import ConfigError
 from activault.store.import_plan import ImportOptions, aligned_grid, infer_layers, infer_layout, plan_import
 from activault.store.reference import Reference
+from activault.store.reference_codec import make_codec
+from activault.store.reference_files import ChunkFiles
+from activault.store.reference_metadata import ArrayMetadata
 
 MIB = 1 << 20
 
@@ -18,11 +20,14 @@ MIB = 1 << 20
 def reference(shape: tuple[int, ...], chunks: tuple[int, ...] = (128, 1, 261, 768)) -> Reference:
     return Reference(
         path=Path("activations.zarr"),
-        shape=shape,  # type: ignore[arg-type]
-        chunks=chunks,  # type: ignore[arg-type]
-        separator=".",
-        fill=0.0,
-        present=np.ones((1, 1), np.bool_),
+        metadata=ArrayMetadata(
+            shape=shape,  # type: ignore[arg-type]
+            chunks=chunks,  # type: ignore[arg-type]
+            separator=".",
+            fill=None,
+            codec=make_codec(None, chunks),
+        ),
+        files=ChunkFiles(Path("activations.zarr"), ".", (1, 1, 1, 1), {}),
         fingerprint="f",
     )
 
@@ -74,7 +79,7 @@ def test_a_layout_that_does_not_fit_is_refused(said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [{"num_cls": 2}, {"registers": -1}, {"heads": 0}, {"grid": (0, 4)}],
+    [{"num_cls": 2}, {"registers": -1}, {"heads": 0}, {"grid": (0, 4)}, {"teacher": "\udcff"}],
     ids=lambda said: next(iter(said)),
 )
 def test_options_are_checked(said: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save
 
 from activault.store import CorruptStoreError, open_store
 from activault.store.joins import RecordPiece, join_record, join_statistics
-from activault.store.parts import part_manifest
 from activault.store.records import (
     ArrayKey,
     ShardRecord,
@@ -30,8 +29,8 @@ def part_of(plan: Plan, layers: set[int], kinds: set[str]) -> tuple[RecordPiece,
     """One shard's record and statistics in a part."""
     record, _ = read_record(Folder(plan.path), plan.manifest, 1) or pytest.fail("no record")
     data = (plan.path / statistics_path(1)).read_bytes()
-    manifest = part_manifest(
-        plan.manifest, sorted(layers), [kind for kind in plan.manifest.kinds if kind in kinds], (1,)
+    manifest = plan.manifest.with_parts(
+        sorted(layers), [kind for kind in plan.manifest.kinds if kind in kinds], ((1, 2),)
     )
     whole = RecordPiece("whole", record, tuple(arrays_of(manifest)))
     statistics = join_statistics([(whole, data)], manifest)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from itertools import islice
 from pathlib import Path
@@ -138,9 +140,12 @@ def test_a_state_of_another_store_is_refused(store: Store, make_plan: MakePlan) 
     ("changes", "message"),
     [
         ({"version": 2}, "a loader state has version 1; got 2"),
-        ({"batch": 7}, "a batch below 7"),
-        ({"batch": -1}, "a batch below 7"),
-        ({"epoch": None}, "got None and 0"),
+        ({"batch": 7}, "batch is a whole number, at least 0 and below 7; got 7"),
+        ({"batch": -1}, "at least 0 and below 7; got -1"),
+        ({"batch": 1.0}, "got 1.0"),
+        ({"epoch": None}, "epoch is a whole number, at least 0 and below 2.63; got None"),
+        ({"epoch": 2**63}, "got 9223372036854775808"),
+        ({"epoch": True}, "got True"),
     ],
 )
 def test_a_state_that_makes_no_sense_is_refused(store: Store, changes: dict[str, Any], message: str) -> None:
@@ -151,7 +156,14 @@ def test_a_state_that_makes_no_sense_is_refused(store: Store, changes: dict[str,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 0}, "batch_size and pool_bytes are at least 1"),
+        ({"batch_size": 0}, "batch_size is a whole number, at least 1 and below 2.63; got 0"),
+        ({"batch_size": 7.0}, "batch_size is .* got 7.0"),
+        ({"batch_size": "7"}, "batch_size is .* got '7'"),
+        ({"seed": 1.5}, "seed is .* got 1.5"),
+        ({"seed": -1}, "seed is .* got -1"),
+        ({"seed": 2**63}, "seed is .* got 9223372036854775808"),
+        ({"pool_bytes": 0}, "pool_bytes is .* got 0"),
+        ({"num_threads": -1}, "num_threads is .* got -1"),
         ({"rows": [7]}, r"rows that are finished and ok .* 1 of 1 are not \(first: 7\)"),
         ({"rows": [1, 1]}, "rows are named once each; 1 is there twice"),
         ({"rows": []}, "0 rows make no batch"),
@@ -163,6 +175,58 @@ def test_a_state_that_makes_no_sense_is_refused(store: Store, changes: dict[str,
 def test_unusable_arguments_are_refused(store: Store, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(store, **changes)
+
+
+@pytest.mark.parametrize("state", [None, [], "state"])
+def test_what_is_no_state_is_refused(store: Store, state: Any) -> None:
+    with pytest.raises(ConfigError, match="a loader state is what state_dict gave; got"):
+        make(store).load_state_dict(state)
+
+
+def test_numbers_of_numpy_are_numbers(store: Store) -> None:
+    state = make(store, batch_size=np.int64(7), seed=np.uint8(0)).state_dict()
+    assert make(store).state_dict() == state == json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize("begin", ["iterator", "state"])
+def test_an_iterator_ends_when_another_takes_over(store: Store, begin: str) -> None:
+    loader = make(store)
+    saved = loader.state_dict()
+    first = iter(loader)
+    seen = next(first).rows.tolist()
+    if begin == "state":
+        loader.load_state_dict(saved)
+        seen = []
+    second = iter(loader)
+    seen += next(second).rows.tolist()
+    with pytest.raises(ConfigError, match="a loader has one iterator at a time"):
+        next(first)
+    assert sorted(seen + rows_of(second)) == store.valid_rows.tolist()
+    assert loader.epoch == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of forks with threads: what is tested
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("asked", [False, True], ids=["dropped", "asked for more"])
+def test_a_fork_is_told_that_it_cannot_go_on(store: Store, num_threads: int, asked: bool) -> None:
+    loader = make(store, num_threads=num_threads, batch_size=2)
+    iterator = iter(loader)
+    seen = next(iterator).rows.tolist()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends it if it hangs
+        status = 3
+        try:
+            if asked:
+                next(iterator)
+            del iterator
+            status = 5
+        except ConfigError as exc:
+            status = 0 if "make a loader in the child, or start children by spawn" in str(exc) else 4
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if asked else 5)
+    assert sorted(seen + rows_of(iterator)) == store.valid_rows.tolist()
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])

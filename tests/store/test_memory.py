@@ -1,4 +1,7 @@
-"""Memory of a writer: beside the buffer, at most twice the largest array's shard as float32."""
+"""Memory of a writer: beside the buffer, at most twice the largest array's shard as float32.
+
+And of a loader: its pool, three batches and room for a chunk a thread. Each in a fresh process.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,23 @@ from pathlib import Path
 
 import pytest
 
-CODE = """
+from activault.store import TokenLayout
+
+from .conftest import TEACHER, MakePlan
+
+COMMON = """
 import re, sys
 from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, sys.argv[1])
 from conftest import TEACHER, Outcome, make_manifest, make_samples, write_teacher
-from activault.store import TokenLayout, create_store
+from activault.store import ActivationLoader, TokenLayout, create_store, open_store
 
+def resident(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+"""
+WRITE = """
 ROWS = 256
 dtype, chunk_rows, threads = sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 manifest = make_manifest(
@@ -24,9 +35,6 @@ manifest = make_manifest(
     kinds=("cls", "patches"), layout=TokenLayout(num_cls=1, num_registers=0, grid=(16, 16)),
     teacher=TEACHER.model_copy(update={"dim": 128}),
 )
-def resident(name):
-    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
-
 with create_store(Path(sys.argv[2]), manifest, make_samples(ROWS), write_teacher) as writer:
     buffer = writer.buffer(0)
     random = np.random.default_rng(0)
@@ -40,11 +48,50 @@ with create_store(Path(sys.argv[2]), manifest, make_samples(ROWS), write_teacher
 """
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+LOAD = """
+BATCH, POOL = 32, int(sys.argv[3])
+store = open_store(sys.argv[2])
+# Code is memory too when it is first used; of one chunk, which is a pool then.
+few = ActivationLoader(store, layers=[0], batch_size=8, pool_bytes=1, rows=range(16), num_threads=1)
+print(len(list(few)), file=sys.stderr)
+loader = ActivationLoader(store, layers=store.layers, batch_size=BATCH, pool_bytes=POOL)
+store.label_ids  # a table of all rows, which is no part of the bound
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+for _ in range(2):
+    for batch in loader:
+        batch_bytes = max(batch.tokens.numel() * 4, locals().get("batch_bytes", 0))
+chunk = max(4 * store.manifest.chunk_rows * store.layout.count(kind) * store.dim for kind in store.kinds)
+allowed = POOL + 3 * batch_bytes + 2 * chunk * (loader.num_threads + 1) + (12 << 20)
+print(store.num_bytes, resident("VmHWM") - before, allowed)
+"""
+
+
+def said(code: str, *arguments: object) -> str:
+    command = [sys.executable, "-c", COMMON + code, str(Path(__file__).parent), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
 @pytest.mark.parametrize(("chunk_rows", "threads"), [(32, 8), (256, 4)], ids=["8 chunks", "1 chunk"])
 def test_a_writers_peak(tmp_path: Path, dtype: str, chunk_rows: int, threads: int) -> None:
-    arguments = [str(Path(__file__).parent), str(tmp_path / "a.zarr"), dtype, str(chunk_rows), str(threads)]
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, check=True
+    assert float(said(WRITE, tmp_path / "a.zarr", dtype, chunk_rows, threads)) <= 2.0
+
+
+@pytest.mark.parametrize(("dtype", "num_mb"), [("bfloat16", 100), ("int8", 40)])
+def test_a_loaders_peak(make_plan: MakePlan, dtype: str, num_mb: int) -> None:
+    """With pools of half of the store."""
+    plan = make_plan(
+        num_rows=512,
+        shard_rows=128,
+        chunk_rows=16,
+        dtype=dtype,
+        layers=(0, 1, 2, 3),
+        kinds=("cls", "patches"),
+        layout=TokenLayout(num_cls=1, num_registers=0, grid=(16, 16)),
+        teacher=TEACHER.model_copy(update={"dim": 128}),
     )
-    assert float(done.stdout) <= 2.0
+    plan.write()
+    num_bytes, held, allowed = map(int, said(LOAD, plan.path, num_mb * 500_000).split())
+    assert num_bytes > num_mb * 1_000_000
+    assert held <= allowed

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from activault.store import StoreMismatchError, open_store
+from activault.store import NotAStoreError, StoreMismatchError, open_store
 from activault.store.publishing import plan_publish, publish
+from activault.store.root import make_root, read_root
 from activault.store.sealed import write_sealed
+from activault.store.storage import Folder
 
 from .conftest import Plan, make_manifest
 from .test_publish import Memory
@@ -73,6 +75,54 @@ def test_a_store_there_that_cannot_be_told_is_kept(twins: tuple[Path, Path], ind
     with pytest.raises(StoreMismatchError, match="nobody can tell whether it is this one"):
         publish(twins[0], place)
     assert place.files == before
+
+
+def refusal(store: Path, place: Memory) -> str:
+    before = dict(place.files)
+    with pytest.raises(StoreMismatchError) as caught:
+        publish(store, place)
+    assert place.files == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flip", "halve"])
+def test_a_damaged_root_there_is_not_called_another_store(twins: tuple[Path, Path], spoil: str) -> None:
+    place = Memory()
+    publish(twins[0], place)
+    root = place.files["zarr.json"]
+    spoilt = {
+        "cut": root[:-1],
+        "flip": root.replace(b'"num_rows": 50', b'"num_rows": 51'),
+        "halve": root[:99],
+    }
+    place.files["zarr.json"] = spoilt[spoil]
+    said = refusal(twins[0], place)
+    assert "holds a damaged zarr.json" in said
+    assert said.endswith("choose another destination, or empty it")
+
+
+def test_a_damaged_index_there_has_one_remedy(twins: tuple[Path, Path]) -> None:
+    place = Memory()
+    publish(twins[0], place)
+    place.files["index.parquet"] = place.files["index.parquet"][:-1]
+    said = refusal(twins[0], place)
+    assert "whose index.parquet is damaged, so that nobody can tell" in said
+    assert "delete" not in said
+
+
+def test_other_images_and_another_teacher_are_told(written: Plan, tmp_path: Path) -> None:
+    place = Memory()
+    publish(written.path, place)
+    root = read_root(Folder(written.path))
+    place.files["zarr.json"] = make_root(root.manifest, "0" * 64, root.teacher).to_bytes()
+    assert "holds a store of other images" in refusal(written.path, place)
+    place.files["zarr.json"] = make_root(root.manifest, root.samples, {}).to_bytes()
+    assert "holds a store with other files of the teacher" in refusal(written.path, place)
+
+
+def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError, match=r"nothing.zarr does not exist; check the path$"):
+        publish(tmp_path / "nothing.zarr", Memory())
 
 
 def test_another_programs_tables_of_the_same_store_are_put_again(written: Plan, copy: Path) -> None:

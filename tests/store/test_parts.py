@@ -12,7 +12,7 @@ from activault.store.held import HeldShards
 from activault.store.layout import parse_layers
 from activault.store.manifest import Manifest
 from activault.store.merging import _joined
-from activault.store.parts import choose_part, parse_rows, part_manifest, part_samples, shard_ranges
+from activault.store.parts import choose_part, parse_rows, part_samples, shard_ranges
 
 from .conftest import make_manifest, make_samples
 
@@ -101,8 +101,7 @@ def test_all_is_the_manifest_itself() -> None:
 
 
 def test_a_part_of_a_part_is_within_it() -> None:
-    manifest = part_manifest(make_manifest(), (0, 2), ("cls", "patches"), (0, 2, 3))
-    assert manifest.shards == ((0, 1), (2, 4))
+    manifest = make_manifest().with_parts((0, 2), ("cls", "patches"), ((0, 1), (2, 4)))
     assert choose_part(manifest, layers=[2]).manifest.shards == manifest.shards
     assert choose_part(manifest, rows="40:").manifest.shards == ((2, 4),)
     with pytest.raises(ConfigError, match=r"it lacks 16:32 \(shard 1\)"):
@@ -125,7 +124,7 @@ def test_scales_of_int8_stay_with_their_layers(tokens: str) -> None:
 
 @given(st.sets(st.integers(0, 3), min_size=1))
 def test_the_table_of_a_part_says_which_rows_are_absent(shards: set[int]) -> None:
-    manifest = part_manifest(make_manifest(), (0,), ("cls",), sorted(shards))
+    manifest = make_manifest().with_parts((0,), ("cls",), shard_ranges(sorted(shards)))
     status = np.array(part_samples(make_samples(50), manifest)["status"].to_pylist())
     for row in range(50):
         assert status[row] == ("pending" if row // 16 in shards else "absent")

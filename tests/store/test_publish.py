@@ -1,4 +1,4 @@
-"""Publishing to a real S3 server, and what is refused before anything is uploaded."""
+"""Publishing to an S3 server, and what is refused before anything is uploaded."""
 
 from __future__ import annotations
 
@@ -185,7 +185,6 @@ def test_places_that_are_none_are_refused(written: Plan, place: str) -> None:
         publish(written.path, place)
 
 
-@pytest.mark.s3
 def test_a_store_in_a_bucket(written: Plan, make_plan: MakePlan, s3: S3, tmp_path: Path) -> None:
     url = f"s3://{s3.make_bucket()}/some where/a.zarr"
     publish(written.path, url, deep=True)
@@ -199,7 +198,6 @@ def test_a_store_in_a_bucket(written: Plan, make_plan: MakePlan, s3: S3, tmp_pat
         publish(other.path, url)
 
 
-@pytest.mark.s3
 def test_a_half_published_store_in_a_bucket(
     written: Plan, s3: S3, monkeypatch: pytest.MonkeyPatch, copy: Path
 ) -> None:
@@ -230,7 +228,6 @@ def test_a_half_published_store_in_a_bucket(
     assert ".planning" not in Bucket(url).listing()
 
 
-@pytest.mark.s3
 def test_large_files_go_up_in_parts(
     written: Plan, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

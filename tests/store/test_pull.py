@@ -20,6 +20,7 @@ from activault.store import (
 )
 from activault.store.fetching import Retries
 from activault.store.files import canonical_json, xxh3
+from activault.store.locks import LOCK
 from activault.store.root import read_root
 from activault.store.storage import Folder
 from activault.store.transfer import plan_pull, pull
@@ -30,7 +31,7 @@ AT_ONCE = Retries(first_s=0.0)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    files = (file for file in folder.rglob("*") if file.is_file())
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != LOCK)
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
@@ -210,6 +211,20 @@ def test_a_missing_file_is_named(copy: Path, tmp_path: Path) -> None:
         CorruptStoreError, match=r"layer_00/cls/c/3/0/0 is missing in .*copy from another source"
     ):
         pull(copy, tmp_path / "b.zarr", retries=AT_ONCE)
+
+
+def test_missing_statistics_are_named_with_what_to_do(copy: Path, tmp_path: Path) -> None:
+    (copy / "shards/00001.stats.safetensors").unlink()
+    said = (
+        r"00001.stats.safetensors is missing in .*copy.zarr; copy from another source, or, if it changed mean"
+    )
+    with pytest.raises(CorruptStoreError, match=said):
+        pull(copy, tmp_path / "b.zarr", retries=AT_ONCE)
+
+
+def test_a_source_that_is_not_there_is_no_store_to_be_made(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError, match=r"nothing.zarr does not exist; check the path$"):
+        pull(tmp_path / "nothing.zarr", tmp_path / "b.zarr")
 
 
 def test_a_longer_file_is_not_read_to_its_end(copy: Path, tmp_path: Path) -> None:

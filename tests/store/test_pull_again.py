@@ -21,7 +21,7 @@ from activault.store.marks import own, owned_shards
 from activault.store.merging import merge
 from activault.store.transfer import plan_pull, pull
 
-from .conftest import Plan
+from .conftest import MakePlan, Plan
 from .test_pull import tree
 
 AT_ONCE = Retries(times=0, first_s=0.0)
@@ -98,6 +98,41 @@ def test_mending_leaves_record_and_index_as_they_are(written: Plan, pulled: Path
     pull(written.path, pulled)
     assert {file: file.stat().st_ino for file in stay} == stay
     assert tree(pulled) == tree(written.path)
+
+
+def test_the_mark_of_a_killed_mending_goes_with_the_next_pull(written: Plan, pulled: Path) -> None:
+    """It stayed beside the record, and made a record that was lost later look like one never made."""
+    lacking(pulled)
+    script = Path(__file__).parent / "pull_store.py"
+    done = subprocess.run([sys.executable, str(script), str(written.path), str(pulled), "1"], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert owned_shards(pulled) == [1]
+    pull(written.path, pulled)
+    assert owned_shards(pulled) == []
+    for name in ("index.parquet", "shards/00001.json"):
+        (pulled / name).unlink()
+    assert verify_store(pulled, deep=True).lost_shards == (1,)
+
+
+def test_the_mark_of_a_living_owner_stays(written: Plan, pulled: Path) -> None:
+    mark = own(pulled, written.manifest, 1)
+    pull(written.path, pulled)
+    assert owned_shards(pulled) == [1]
+    mark.discard()
+    assert tree(pulled) == tree(written.path)
+
+
+def test_marks_of_shards_that_the_source_lacks(make_plan: MakePlan, pulled: Path) -> None:
+    """Beside a record it goes; without one it stays, with the files, for whoever goes on with them."""
+    less = make_plan("less.zarr", bad_rows=(7, 20))
+    less.write([0])
+    for name in ("index.parquet", "shards/00002.json"):
+        (pulled / name).unlink()
+    for shard in (1, 2):
+        (pulled / f"shards/.0000{shard}.json.tmp").touch()
+    pull(less.path, pulled)
+    assert owned_shards(pulled) == [2]
+    assert (pulled / "layer_00/cls/c/2/0/0").exists()
 
 
 ROTTEN = [

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from http_server import Body, Cut, Short, StaticServer, Status
+from http_server import Body, Cut, Headers, Short, StaticServer, Status
 from s3_server import S3
 
 from activault.store import (
     CorruptStoreError,
     NotAStoreError,
+    StorageError,
     StoreError,
     open_store,
     verify_store,
@@ -183,6 +184,31 @@ def test_a_server_that_does_not_recover(
     assert 1 <= len(arrays) < 12  # what had arrived was not asked for again
 
 
+REFUSED = {
+    "416": Status(416),
+    "an absurd length": Headers((("Content-Length", "99999999999999"),)),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED.values(), ids=REFUSED)
+def test_a_server_that_gives_no_byte_of_a_file(
+    written: Plan, tmp_path: Path, serve: Serve, fault: Status | Headers
+) -> None:
+    server = serve(written.path.parent)
+    server.fault(fault, match="layer_02/cls/c/1")
+    with pytest.raises(
+        StorageError, match=r"c/1/0/0 must have \d+ bytes; .*this place misbehaves; try again"
+    ):
+        pull(Remote(f"{server.url}/a.zarr", QUICK), tmp_path / "b.zarr", retries=AT_ONCE)
+
+
+def test_an_empty_file_on_the_server_is_damaged(copy: Path, tmp_path: Path, serve: Serve) -> None:
+    (copy / "layer_02/cls/c/1/0/0").write_bytes(b"")
+    server = serve(copy.parent)
+    with pytest.raises(CorruptStoreError, match=r"it has 0; so it is damaged in .*copy from another source"):
+        pull(Remote(f"{server.url}/copy.zarr", QUICK), tmp_path / "b.zarr", retries=AT_ONCE)
+
+
 def test_bytes_that_change_on_the_way_are_asked_for_again(
     written: Plan, tmp_path: Path, serve: Serve
 ) -> None:
@@ -252,7 +278,6 @@ def test_parts_on_a_web_server_are_merged(written: Plan, tmp_path: Path, serve: 
     assert tree(out) == tree(written.path)
 
 
-@pytest.mark.s3
 def test_a_pull_from_a_bucket(written: Plan, tmp_path: Path, s3: S3) -> None:
     bucket = s3.make_bucket()
     s3.put_folder(bucket, "some/a.zarr", written.path)
@@ -260,3 +285,19 @@ def test_a_pull_from_a_bucket(written: Plan, tmp_path: Path, s3: S3) -> None:
     assert tree(tmp_path / "b.zarr") == tree(written.path)
     part = open_store(pull(f"s3://{bucket}/some/a.zarr", tmp_path / "c.zarr", tokens="cls"))
     assert (part.complete, part.kinds) == (True, ("cls",))
+
+
+def test_a_pull_of_a_part_from_a_bucket_goes_on(written: Plan, tmp_path: Path, s3: S3) -> None:
+    bucket, lost = s3.make_bucket(), "layer_04/patches/c/2/0/0"
+    s3.put_folder(bucket, "a.zarr", written.path)
+    s3.delete(f"{bucket}/a.zarr/{lost}")
+    planned, out = plan_pull(f"s3://{bucket}/a.zarr", layers="2,4", rows="0:48"), tmp_path / "b.zarr"
+    with pytest.raises(CorruptStoreError, match=f"{lost} .*is missing"):
+        planned.run(out, num_threads=1)
+    there = {file: file.stat().st_ino for file in out.glob("layer_*/*/c/*/0/0")}
+    assert there
+    s3.put(f"{bucket}/a.zarr/{lost}", (written.path / lost).read_bytes())
+    part = open_store(planned.run(out))
+    assert {file: file.stat().st_ino for file in there} == there
+    assert (list(part.layers), part.complete) == ([2, 4], True)
+    assert verify_store(out, deep=True, complete=True).ok

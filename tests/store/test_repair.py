@@ -10,17 +10,11 @@ from pathlib import Path
 import pytest
 
 from activault.store import ConfigError, Store, StoreMismatchError, open_store, verify_store
-from activault.store.repair import (
-    RepairPlan,
-    forget_shards,
-    plan_repair,
-    read_plan,
-    rebuild,
-    rebuild_samples,
-    write_plan,
-)
+from activault.store.repair import forget_shards, rebuild, rebuild_samples
+from activault.store.repair_plan import RepairPlan, plan_repair, read_plan, refuse_plan_file, write_plan
 
-from .conftest import Plan
+from .conftest import MakePlan, Plan
+from .lying_store import lie
 
 
 def planned(path: Path, deep: bool = True) -> RepairPlan:
@@ -225,3 +219,43 @@ def test_what_cannot_be_reached_is_not_extracted_again(copy: Path, monkeypatch: 
     plan = planned(copy, deep=False)
     assert not plan.needs_images
     assert [reason.where for reason in plan.out_of_reach] == ["layer_02/patches/c/2/0/0"]
+
+
+@pytest.mark.parametrize("name", ["zarr.json", "plan.json", "layer_00/cls/../plan.json", "link/new.json"])
+def test_a_plan_is_not_kept_in_its_store(copy: Path, name: str) -> None:
+    (copy.parent / "link").symlink_to(copy)
+    place = copy.parent / name if name.startswith("link") else copy / name
+    with pytest.raises(ConfigError, match="a repair plan is kept outside of its store"):
+        refuse_plan_file(place, copy)
+
+
+def test_a_plan_replaces_nothing_but_a_plan(copy: Path, written: Plan, tmp_path: Path) -> None:
+    flip(copy / "layer_02/patches/c/2/0/0")
+    plan, file = planned(copy), tmp_path / "plan.json"
+    for content in (b"{}", b"notes", (written.path / "zarr.json").read_bytes()):
+        file.write_bytes(content)
+        for refused in (lambda: refuse_plan_file(file, copy), lambda: write_plan(file, plan)):
+            with pytest.raises(
+                ConfigError, match="holds something that is no repair plan and stays as it is"
+            ):
+                refused()
+        assert file.read_bytes() == content
+    file.write_bytes(b"")  # as mktemp makes it
+    write_plan(file, planned(written.path))
+    refuse_plan_file(file, copy)
+    write_plan(file, plan)
+    assert read_plan(file) == plan
+
+
+def test_a_shard_whose_record_lies_is_not_taken_for_a_sound_one(make_plan: MakePlan) -> None:
+    made = make_plan()
+    digest = made.write().digest
+    lie(made.path, made.samples, lambda record: record["files"][0].update(values="0" * 32))
+    lie(made.path, made.samples, None, lambda tensors: tensors["layer_00.cls.m2"].__imul__(-1), shard=2)
+    assert [part.shard for part in planned(made.path).shards] == [2]
+    plan = plan_repair(verify_store(made.path, values=True))
+    assert plan.values
+    assert carry_out(made.path, plan, made) == [0, 2]
+    assert verify_store(made.path, values=True, complete=True).faults == ()
+    assert open_store(made.path).digest == digest
+    assert carry_out(made.path, plan, made) == []

@@ -11,7 +11,8 @@ import pytest
 
 from activault.store import StoreError, create_store, open_store, verify_store
 from activault.store.marks import begin_again
-from activault.store.repair import plan_repair, rebuild
+from activault.store.repair import rebuild
+from activault.store.repair_plan import plan_repair
 from activault.store.restoring import index_in_hand, restore_records
 
 from .conftest import Plan, write_teacher

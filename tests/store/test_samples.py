@@ -16,10 +16,10 @@ from activault.store import ConfigError, Outcome, plan_samples, split_of, split_
 from activault.store.samples import (
     ABSENT,
     PENDING,
-    SAMPLES_SCHEMA,
     content_hash,
     label_ids,
     outcome_columns,
+    samples_schema,
     with_records,
 )
 
@@ -60,7 +60,7 @@ def hash_by_rows(samples: pa.Table) -> str:
 
 def test_a_planned_table_numbers_its_rows_and_is_pending() -> None:
     table = plan_samples(["b.jpg", "a.jpg"], ["x", None], "images")
-    assert table.schema.equals(SAMPLES_SCHEMA)
+    assert table.schema.equals(samples_schema())
     assert table["row"].to_pylist() == [0, 1]
     assert table["key"].to_pylist() == ["b.jpg", "a.jpg"]
     assert table["label"].to_pylist() == ["x", None]
@@ -120,8 +120,8 @@ def test_bytes_under_a_null_are_not_hashed() -> None:
     table = plan_samples(["a", "b", "c"], ["x", None, "y"], "images")
     buffers = [pa.py_buffer(b"\x05"), pa.py_buffer(np.array([0, 1, 4, 5], np.int32)), pa.py_buffer(b"x???y")]
     labels = pa.Array.from_buffers(pa.string(), 3, buffers)
-    place = SAMPLES_SCHEMA.get_field_index("label")
-    assert content_hash(table.set_column(place, SAMPLES_SCHEMA.field("label"), labels)) == content_hash(table)
+    place = table.schema.get_field_index("label")
+    assert content_hash(table.set_column(place, table.schema.field("label"), labels)) == content_hash(table)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_columns_say_what_records_say(case: tuple[list[Record], list[range], lis
 def test_records_replace_what_the_table_said_of_outcomes() -> None:
     planned = plan_samples(["a", "b", "c"], ["x", None, "x"], "images")
     first = with_records(planned, [Record((0, 2), [(4, 3, 2)], [(1, "torn", "x")])])
-    assert first.schema.equals(SAMPLES_SCHEMA)
+    assert first.schema.equals(samples_schema())
     assert first["status"].to_pylist() == ["ok", "torn", PENDING]
     again = with_records(first, [Record((2, 3), [(5, None, 1)])], [range(1)])
     assert again["status"].to_pylist() == [ABSENT, PENDING, "ok"]

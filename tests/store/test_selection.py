@@ -48,6 +48,10 @@ def test_row_numbers_keep_their_order(rows: Any) -> None:
         pytest.param(3, r"got int64 of shape \(\)", id="one number"),
         pytest.param("01", "a slice or whole numbers", id="text"),
         pytest.param([True, False], r"not a mask of 2; give np\.flatnonzero", id="mask"),
+        pytest.param(np.array([1], "m8[s]"), r"got timedelta64\[s\] of shape", id="times"),
+        pytest.param(
+            np.ma.array([1, 2], mask=[0, 1]), "rows are all meant; got a masked array of 2", id="masked"
+        ),
         pytest.param(slice(0, 5, 0), "a slice of rows is of whole numbers", id="step 0"),
         pytest.param(slice(0, 2.5), "a slice of rows is of whole numbers", id="slice of floats"),
     ],

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from activault.store import pull, verify_store
-from activault.store.repair import forget_shards, plan_repair, rebuild
+from activault.store.repair import forget_shards, rebuild
+from activault.store.repair_plan import plan_repair
 
 from .conftest import Plan
 

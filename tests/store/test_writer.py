@@ -141,9 +141,10 @@ def test_a_shard_needs_an_outcome_for_each_row(plan: Plan) -> None:
     ("layer", "offset", "shape", "message"),
     [
         (1, 0, (4, 9, 8), r"keeps the layers \(0, 2, 4\); got 1"),
-        (0, 14, (4, 9, 8), "rows 14 to 18 of shard 0"),
-        (0, -1, (4, 9, 8), "rows -1 to 3 of shard 0"),
-        (0, 0, (4, 8, 8), r"take tokens of the shape \(4, 9, 8\); got \(4, 8, 8\)"),
+        (0, 14, (4, 9, 8), "shard 0 takes rows in 0 to 16; got 4 at row 14"),
+        (0, -1, (4, 9, 8), "shard 0 takes rows in 0 to 16; got 4 at row -1"),
+        (0, 0, (), r"have the shape \(n, 9, 8\); got \(\)"),
+        (0, 0, (4, 8, 8), r"tokens of whole layers have the shape \(n, 9, 8\); got \(4, 8, 8\)"),
     ],
 )
 def test_a_buffer_refuses_what_does_not_fit(

@@ -1,0 +1,87 @@
+"""`flock`, by which writers keep apart; where it cannot be had is an error, not a lock that holds nobody.
+
+A handle and the path that it is of in; whether the lock is held out. Folders are locked by a file `.lock` in
+them, which stays: locks of a folder itself keep apart only the processes of one client of a network disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import StoreError
+
+__all__ = ["LOCK", "lock", "locked_alone", "locked_by_one", "nobody_at_work", "open_lock"]
+
+LOCK = ".lock"
+"""Name of a folder's lock file."""
+
+
+def open_lock(folder: Path) -> int:
+    """A handle of a folder's lock file, which is made if it is not there; open for writing, as NFS asks.
+
+    Raises:
+        OSError: the folder is not there, or may not be written to.
+    """
+    return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+
+
+def lock(handle: int, path: Path, operation: int) -> bool:
+    """Take the lock; False where somebody else holds it and `operation` does not wait (`LOCK_NB`).
+
+    Raises:
+        StoreError: the file system has no such locks: two writers would own the same shard, and one would
+            remove the other's files as a killed writer's.
+    """
+    try:
+        fcntl.flock(handle, operation)
+    except BlockingIOError:
+        return False
+    except OSError as exc:
+        raise StoreError(
+            f"writers keep apart by flock; {path} cannot be locked ({exc.strerror or exc}); mount its file "
+            "system with locks (Lustre by `-o flock`, NFS as version 4), or write on a local disk and copy "
+            "the finished store"
+        ) from exc
+    return True
+
+
+def nobody_at_work(folder: Path) -> bool:
+    """Whether no writer holds its lock on the folder now; False also where locks do not tell."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR if os.access(folder / LOCK, os.W_OK) else os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        return lock(handle, folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except StoreError:
+        return False
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked_by_one(folder: Path) -> Iterator[None]:
+    """Wait until nobody else is at work in the folder, and keep others waiting; raises as `lock` does."""
+    handle = open_lock(folder)
+    try:
+        lock(handle, folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked_alone(handle: int, folder: Path) -> Iterator[bool]:
+    """Try to turn a shared lock into the only one meanwhile; False if another writer is at work."""
+    alone = lock(handle, folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        yield alone
+    finally:
+        # Also after a failure: flock lets go of the old lock before it tries for the new one.
+        lock(handle, folder, fcntl.LOCK_SH)
