@@ -24,7 +24,8 @@ from .copy_shard import ShardCopy
 from .creation import is_free, plan_store
 from .errors import ConfigError, CorruptStoreError, ShardBusyError, StoreError, StoreMismatchError
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
-from .files import at_work, disk_error, refuse_another_folder
+from .files import disk_error, refuse_another_folder
+from .locks import at_work
 from .marks import begin_again, collect_leftovers, own, owned_shards
 from .metadata import restore_metadata
 from .records import record_path

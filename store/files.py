@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import math
@@ -21,19 +20,17 @@ from typing import Any, BinaryIO, Final
 import xxhash
 
 from .errors import CorruptStoreError, StoreError
-from .locks import LOCK, lock, open_lock
+from .locks import LOCK
 from .remedies import AGAIN, COPY
 from .storage import Folder, Storage
 
 __all__ = [
-    "at_work",
     "atomic_write",
     "canonical_json",
     "disk_error",
     "file_sha256",
     "is_leftover",
     "leftovers",
-    "lock_shared",
     "new_file",
     "parse_json",
     "pretty_json",
@@ -214,30 +211,6 @@ def disk_error(exc: OSError, path: Path, needed: int) -> StoreError:
         f"{path} could not be written ({exc.strerror or exc}); {remedy}, then run the same command again: "
         "finished shards are kept"
     )
-
-
-def lock_shared(folder: Path) -> int:
-    """Open a folder's lock file and hold it together with other writers; the caller closes the handle.
-
-    Waits for a writer that is collecting, which takes moments. Raises as `lock` does.
-    """
-    handle = open_lock(folder)
-    try:
-        lock(handle, folder, fcntl.LOCK_SH)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-@contextlib.contextmanager
-def at_work(folder: Path) -> Iterator[int]:
-    """Hold the writers' lock, so that nobody takes what is half-written for a leftover; yields the handle."""
-    handle = lock_shared(folder)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def refuse_another_folder(handle: int, path: Path) -> None:

@@ -24,11 +24,12 @@ from .arrow import pa
 from .cores import memory_bytes
 from .creation import create_store, is_free
 from .errors import ConfigError, ImageSourceError
-from .files import at_work, disk_error
+from .files import disk_error
 from .grid import SHARD_BUFFER_BYTES
 from .import_blocks import blocks, calibrated
 from .import_checks import SourceRows, hold_against, refuse_changed_source
 from .import_plan import ImportOptions, aligned_grid, infer_layout, plan_import
+from .locks import at_work
 from .manifest import Manifest
 from .metadata import restore_metadata
 from .provenance import UNKNOWN

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from .errors import StoreError
 
-__all__ = ["LOCK", "lock", "locked_alone", "locked_by_one", "nobody_at_work", "open_lock"]
+__all__ = ["LOCK", "at_work", "lock", "lock_shared", "locked_alone", "locked_by_one", "nobody_at_work"]
 
 LOCK = ".lock"
 """Name of a folder's lock file."""
 
 
-def open_lock(folder: Path) -> int:
+def _open_lock(folder: Path) -> int:
     """A handle of a folder's lock file, which is made if it is not there; open for writing, as NFS asks.
 
     Raises:
@@ -65,10 +65,34 @@ def nobody_at_work(folder: Path) -> bool:
         os.close(handle)
 
 
+def lock_shared(folder: Path) -> int:
+    """Open a folder's lock file and hold it together with other writers; the caller closes the handle.
+
+    Waits for a writer that is collecting, which takes moments. Raises as `lock` does.
+    """
+    handle = _open_lock(folder)
+    try:
+        lock(handle, folder, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+@contextlib.contextmanager
+def at_work(folder: Path) -> Iterator[int]:
+    """Hold the writers' lock, so that nobody takes what is half-written for a leftover; yields the handle."""
+    handle = lock_shared(folder)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
 @contextlib.contextmanager
 def locked_by_one(folder: Path) -> Iterator[None]:
     """Wait until nobody else is at work in the folder, and keep others waiting; raises as `lock` does."""
-    handle = open_lock(folder)
+    handle = _open_lock(folder)
     try:
         lock(handle, folder, fcntl.LOCK_EX)
         yield

@@ -16,9 +16,10 @@ from .check_values import check_values
 from .completion import SAMPLES
 from .errors import CorruptStoreError, StoreMismatchError
 from .fetching import FileToFetch
-from .files import at_work, disk_error
+from .files import disk_error
 from .findings import Findings
 from .index import INDEX
+from .locks import at_work
 from .manifest import Manifest
 from .marks import begin_again
 from .metadata import restore_metadata

@@ -26,7 +26,8 @@ from .completion import is_completed, write_completion
 from .cores import in_threads, num_cores
 from .differences import first_difference, spoken
 from .errors import ConfigError, IncompleteStoreError, ShardBusyError
-from .files import atomic_write, disk_error, lock_shared, refuse_another_folder, xxh3
+from .files import atomic_write, disk_error, refuse_another_folder, xxh3
+from .locks import lock_shared
 from .manifest import Manifest
 from .marks import Mark, begin_again, collect_leftovers, own
 from .presence import is_finished

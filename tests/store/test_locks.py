@@ -12,8 +12,7 @@ import pytest
 
 from activault.store import StoreError, open_store, verify_store
 from activault.store.errors import ShardBusyError
-from activault.store.files import lock_shared
-from activault.store.locks import locked_alone, locked_by_one, nobody_at_work
+from activault.store.locks import lock_shared, locked_alone, locked_by_one, nobody_at_work
 from activault.store.marks import own
 
 from .conftest import Plan
