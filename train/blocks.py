@@ -1,11 +1,13 @@
 """One recurrent block: a pre-norm transformer block, scaled by the depth it is applied at if so wished.
 
-    tokens (rows, tokens, dim), depth (rows or 1, 1)  ->  tokens (rows, tokens, dim)
+    tokens (rows, tokens, dim), depth (layers, 1)  ->  tokens (rows, tokens, dim)
 
-Its tensors carry the names of timm's ViT block (`norm1`, `attn.qkv`, `attn.proj`, `ls1.gamma`, `norm2`,
-`mlp.fc1`, `mlp.fc2`, `ls2.gamma`), so that a teacher's block can be copied in by name; what comes on top is
-`depth.fc1` and `depth.fc2`. With A the attention and M the MLP after their norms and LayerScales, and
-(a, m, o) the three chunks of s = 1 + W2 silu(W1 z + b1) + b2:
+Rows are (batch, layers) flattened: each of the layers gets its own depth, and its own low-rank part and
+rotary table where there are such. Its tensors carry the names of timm's ViT block (`norm1`, `attn.qkv`,
+`attn.proj`, `ls1.gamma`, `norm2`, `mlp.fc1`, `mlp.fc2`, `ls2.gamma`), so that a teacher's block can be copied
+in by name; what comes on top is `depth.fc1` and `depth.fc2`, and `lora.down` and `lora.up` beside each linear
+map. With A the attention and M the MLP after their norms and LayerScales, and (a, m, o) the three chunks of
+s = 1 + W2 silu(W1 z + b1) + b2:
 
     y = x + a * A(x);    out = o * (y + m * M(y))
 
@@ -17,11 +19,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from activault.store.errors import ConfigError
+
+from .rotary import Pairs, Table, turned
+from .tied_linear import TiedLinear
 
 __all__ = ["MlpKind", "RecurrentBlock"]
 
@@ -33,22 +38,34 @@ DEPTH_STD = 1e-2
 block then starts within a few hundredths of its unscaled self; raw depths reach 12 and start farther off."""
 
 
+Slots = Int[Tensor, " layers"] | None
+"""Places of the layers within the phase; None where nothing differs by layer."""
+
+
 class Attention(nn.Module):
     """Multi-head self-attention over all tokens, through PyTorch's fused kernel."""
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, qkv_bias: bool, num_layers: int, rank: int, pairs: Pairs | None
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.pairs = pairs
+        self.qkv = TiedLinear(dim, 3 * dim, bias=qkv_bias, num_layers=num_layers, rank=rank)
+        self.proj = TiedLinear(dim, dim, num_layers=num_layers, rank=rank)
 
-    def forward(self, x: Float[Tensor, "rows tokens dim"]) -> Float[Tensor, "rows tokens dim"]:
+    def forward(
+        self, x: Float[Tensor, "rows tokens dim"], slots: Slots = None, table: Table | None = None
+    ) -> Float[Tensor, "rows tokens dim"]:
         """Softmax(Q K^T / sqrt(head width)) V, heads joined and projected."""
         rows, tokens, dim = x.shape
-        qkv = self.qkv(x).view(rows, tokens, 3, self.num_heads, dim // self.num_heads)
+        qkv = self.qkv(x, slots).view(rows, tokens, 3, self.num_heads, dim // self.num_heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        if self.pairs is not None:
+            assert table is not None, "a block with rotary positions is handed its table"
+            query, key = turned(query, table, self.pairs), turned(key, table, self.pairs)
         heads = functional.scaled_dot_product_attention(query, key, value)
-        out: Tensor = self.proj(heads.transpose(1, 2).reshape(rows, tokens, dim))
+        out: Tensor = self.proj(heads.transpose(1, 2).reshape(rows, tokens, dim), slots)
         return out
 
 
@@ -60,22 +77,24 @@ class Mlp(nn.Module):
     `swiglu_iso`, at two thirds of the width, costs the same.
     """
 
-    def __init__(self, dim: int, kind: MlpKind, width: int | None = None) -> None:
+    def __init__(self, dim: int, kind: MlpKind, width: int | None, num_layers: int, rank: int) -> None:
         super().__init__()
         self.gated = kind != "gelu"
         hidden = width or (round(8 * dim / 3) if kind == "swiglu_iso" else 4 * dim)
-        self.fc1 = nn.Linear(dim, 2 * hidden if self.gated else hidden)
-        self.fc2 = nn.Linear(hidden, dim)
+        self.fc1 = TiedLinear(dim, 2 * hidden if self.gated else hidden, num_layers=num_layers, rank=rank)
+        self.fc2 = TiedLinear(hidden, dim, num_layers=num_layers, rank=rank)
 
-    def forward(self, x: Float[Tensor, "rows tokens dim"]) -> Float[Tensor, "rows tokens dim"]:
+    def forward(
+        self, x: Float[Tensor, "rows tokens dim"], slots: Slots = None
+    ) -> Float[Tensor, "rows tokens dim"]:
         """fc2(gelu(fc1 x)), or fc2(silu(gate) * value) with gate and value the halves of fc1 x."""
-        hidden: Tensor = self.fc1(x)
+        hidden: Tensor = self.fc1(x, slots)
         if self.gated:
             gate, value = hidden.chunk(2, dim=-1)
             hidden = functional.silu(gate) * value
         else:
             hidden = functional.gelu(hidden)
-        out: Tensor = self.fc2(hidden)
+        out: Tensor = self.fc2(hidden, slots)
         return out
 
 
@@ -102,14 +121,29 @@ class DepthScale(nn.Module):
         nn.init.zeros_(self.fc2.bias)
 
     def forward(self, depth: Float[Tensor, "depths 1"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Factors of the attention branch, the MLP branch and the output, each (depths, 1, dim)."""
-        scale = 1 + self.fc2(functional.silu(self.fc1(depth)))
+        """Factors of the attention branch, the MLP branch and the output, each (depths, 1, dim).
+
+        Never in bfloat16, whose steps near 1 are as large as what a fresh block adds to 1.
+        """
+        with torch.autocast(depth.device.type, enabled=False):
+            scale = 1 + self.fc2(functional.silu(self.fc1(depth)))
         attention, mlp, output = scale.unsqueeze(1).chunk(3, dim=-1)
         return attention, mlp, output
 
 
 class RecurrentBlock(nn.Module):
     """The block of one phase.
+
+    Args:
+        dim: width of a token.
+        num_heads: attention heads.
+        mlp: kind of the MLP, and `mlp_width` its hidden width where it is the teacher's own.
+        conditioned: whether the block is scaled by the depth it is applied at.
+        layer_scale: first value of both LayerScales.
+        qkv_bias: whether queries, keys and values have a bias.
+        eps: epsilon of the norms.
+        num_layers: layers of the phase, for which `lora_rank` above 0 makes a low-rank part each.
+        pairs: which channels are turned together, if positions are rotary.
 
     Raises:
         ConfigError: `dim` is no multiple of `num_heads`.
@@ -126,6 +160,9 @@ class RecurrentBlock(nn.Module):
         layer_scale: float = 1e-5,
         qkv_bias: bool = True,
         eps: float = 1e-6,
+        num_layers: int = 1,
+        lora_rank: int = 0,
+        pairs: Pairs | None = None,
     ) -> None:
         super().__init__()
         if dim % num_heads:
@@ -133,10 +170,10 @@ class RecurrentBlock(nn.Module):
                 f"a block's width is a multiple of its heads; got dim {dim} and num_heads {num_heads}"
             )
         self.norm1 = nn.LayerNorm(dim, eps=eps)
-        self.attn = Attention(dim, num_heads, qkv_bias)
+        self.attn = Attention(dim, num_heads, qkv_bias, num_layers, lora_rank, pairs)
         self.ls1 = LayerScale(dim, layer_scale)
         self.norm2 = nn.LayerNorm(dim, eps=eps)
-        self.mlp = Mlp(dim, mlp, mlp_width)
+        self.mlp = Mlp(dim, mlp, mlp_width, num_layers, lora_rank)
         self.ls2 = LayerScale(dim, layer_scale)
         for linear in (self.attn.qkv, self.attn.proj, self.mlp.fc1, self.mlp.fc2):
             nn.init.trunc_normal_(linear.weight, std=0.02)  # the usual ViT initialisation
@@ -145,11 +182,27 @@ class RecurrentBlock(nn.Module):
         self.depth = DepthScale(dim) if conditioned else None
 
     def forward(
-        self, x: Float[Tensor, "rows tokens dim"], depth: Float[Tensor, "depths 1"]
+        self,
+        x: Float[Tensor, "rows tokens dim"],
+        depth: Float[Tensor, "layers 1"],
+        slots: Slots = None,
+        table: Table | None = None,
     ) -> Float[Tensor, "rows tokens dim"]:
-        """The block applied once; `depth` holds one value for every row, or one for all of them."""
-        scales: tuple[Tensor, Tensor, Tensor] | None = self.depth(depth) if self.depth is not None else None
-        branch: Tensor = self.ls1(self.attn(self.norm1(x)))
-        x = x + (branch if scales is None else scales[0] * branch)
-        branch = self.ls2(self.mlp(self.norm2(x)))
-        return x + branch if scales is None else scales[2] * (x + scales[1] * branch)
+        """The block applied once; rows are (batch, layers) flattened, with one depth a layer."""
+        branch: Tensor = self.ls1(self.attn(self.norm1(x), slots, table))
+        if self.depth is None:
+            x = x + branch
+            branch = self.ls2(self.mlp(self.norm2(x), slots))
+            return x + branch
+        attention, mlp, output = self.depth(depth)
+        x = x + _scaled(branch, attention)
+        branch = self.ls2(self.mlp(self.norm2(x), slots))
+        return _scaled(x + _scaled(branch, mlp), output)
+
+
+def _scaled(
+    x: Float[Tensor, "rows tokens dim"], scale: Float[Tensor, "layers 1 dim"]
+) -> Float[Tensor, "rows tokens dim"]:
+    """Every layer's rows times that layer's factors."""
+    layers: Tensor = x.view(-1, len(scale), *x.shape[1:]) * scale
+    return layers.flatten(0, 1)

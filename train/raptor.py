@@ -2,88 +2,49 @@
 
     layer `start` (batch, tokens, dim)  ->  layers start+1 .. stop (batch, stop - start, tokens, dim)
 
-Layers count as in the store: 0 is the embedded input, l the output of the teacher's block l. A phase is a
-range of target layers; its block is applied once for each of them. The embedding and the final norm stay the
-teacher's and are no part of the model. Source: "Block-Recurrent Dynamics in Vision Transformers",
-arXiv 2512.19941; starting a block from one of the teacher's is ours.
+Layers count as in the store: 0 is the embedded input, l the output of the teacher's block l. A phase is the
+target layers of one block, which is applied once for each of them; phases are contiguous, or any groups of
+layers. The embedding and the final norm stay the teacher's and are no part of the model. Any number of tokens
+goes in; with rotary positions, that of the tables in use. Source: "Block-Recurrent Dynamics in Vision
+Transformers", arXiv 2512.19941; groups, low-rank parts and starting from the teacher's blocks are ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from activault.store.errors import ConfigError
 
-from .blocks import MlpKind, RecurrentBlock
+from .blocks import RecurrentBlock
+from .phases import Phase
+from .raptor_config import DepthKind, ModelConfig, RaptorConfig
+from .rollout import RolloutModel
+from .rotary import RotaryConfig, RotaryTables, Table
 from .teacher_init import BlockChoice, teacher_tensors
 
 __all__ = ["DepthKind", "ModelConfig", "Raptor", "RaptorConfig"]
 
-DepthKind = Literal["raw", "normalised", "none"]
 
-
-class ModelConfig(BaseModel):
-    """What a recipe says about the model; the store and the phases say the rest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    mlp: MlpKind = "gelu"
-    """MLP of a block."""
-    depth: DepthKind = "normalised"
-    """What conditions a block on the layer it makes: the layer, the layer over L, or nothing."""
-    layer_scale: float = Field(default=1e-5, allow_inf_nan=False)
-    """First value of both LayerScales; a copied teacher's block brings its own."""
-    qkv_bias: bool = True
-    """Whether queries, keys and values have a bias."""
-    eps: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
-    """Epsilon of the norms; the teacher's."""
-
-
-class RaptorConfig(ModelConfig):
-    """Everything that fixes a Raptor's shape."""
-
-    dim: int = Field(ge=1)
-    """Width of a token."""
-    num_heads: int = Field(ge=1)
-    """Attention heads of a block."""
-    num_layers: int = Field(ge=1)
-    """Blocks of the teacher, L."""
-    cuts: tuple[int, ...] = ()
-    """A phase ends after each of these layers; the last phase ends after `num_layers`."""
-    mlp_width: int | None = Field(default=None, ge=1)
-    """Hidden width of the MLP, if it is the teacher's own and not the kind's."""
-
-    @model_validator(mode="after")
-    def _check(self) -> RaptorConfig:
-        inside = all(0 < cut < self.num_layers for cut in self.cuts)
-        if list(self.cuts) != sorted(set(self.cuts)) or not inside:
-            raise ValueError(f"cuts rise within 1-{self.num_layers - 1}; got {list(self.cuts)}")
-        if self.dim % self.num_heads:
-            raise ValueError(f"dim {self.dim} is no multiple of num_heads {self.num_heads}")
-        return self
-
-    @property
-    def phases(self) -> tuple[range, ...]:
-        """Target layers of each phase, in order."""
-        edges = (0, *self.cuts, self.num_layers)
-        return tuple(range(first + 1, last + 1) for first, last in pairwise(edges))
-
-
-class Raptor(nn.Module):
+class Raptor(RolloutModel):
     """The block-recurrent surrogate of a teacher."""
 
     depths: Tensor
+    slots: Tensor
+    rotary_sin: Tensor | None
+    rotary_cos: Tensor | None
 
     def __init__(self, config: RaptorConfig) -> None:
         super().__init__()
         self.config = config
+        self.num_layers = config.num_layers
+        self.checkpoint_every = 0
+        """Layers between those whose inside is kept for the backward pass of a roll-out; the others are
+        computed again. 0 keeps everything."""
         self.blocks = nn.ModuleList(
             RecurrentBlock(
                 config.dim,
@@ -94,18 +55,28 @@ class Raptor(nn.Module):
                 layer_scale=config.layer_scale,
                 qkv_bias=config.qkv_bias,
                 eps=config.eps,
+                num_layers=len(phase),
+                lora_rank=config.lora_rank,
+                pairs=config.rotary.pairs if config.rotary else None,
             )
-            for _ in config.phases
+            for phase in config.phases
         )
+        self._phase_of = {layer: number for number, phase in enumerate(self.phases) for layer in phase}
         depths = torch.arange(config.num_layers + 1, dtype=torch.float32).unsqueeze(1)
         if config.depth == "normalised":
             depths = depths / config.num_layers
-        # A buffer, so that no layer's depth is copied to the device in the middle of a step.
+        # Buffers, so that no layer's depth is copied to the device in the middle of a step.
         self.register_buffer("depths", depths, persistent=False)
+        places = {layer: place for phase in self.phases for place, layer in enumerate(phase)}
+        slots = torch.tensor([0, *(places[layer] for layer in range(1, config.num_layers + 1))])
+        self.register_buffer("slots", slots, persistent=False)
+        sin, cos = _unset_tables(config) or (None, None)
+        self.register_buffer("rotary_sin", sin)
+        self.register_buffer("rotary_cos", cos)
 
     @property
-    def phases(self) -> tuple[range, ...]:
-        """Target layers of each phase, in order."""
+    def phases(self) -> tuple[Phase, ...]:
+        """Target layers of each block, in the blocks' order."""
         return self.config.phases
 
     @property
@@ -115,7 +86,7 @@ class Raptor(nn.Module):
 
     def phase_of(self, layer: int) -> int:
         """The phase whose block makes this layer (1 to L)."""
-        return sum(layer > cut for cut in self.config.cuts)
+        return self._phase_of[layer]
 
     def rollout(
         self, tokens: Float[Tensor, "batch tokens dim"], start: int = 0, stop: int | None = None
@@ -123,27 +94,20 @@ class Raptor(nn.Module):
         """Layers start+1 .. stop one after the other, each made from the one before it.
 
         Raises:
-            ConfigError: not 0 <= start < stop <= L.
+            ConfigError: not 0 <= start < stop <= L, or rotary tables are of another number of tokens.
         """
-        stop = self.config.num_layers if stop is None else stop
-        self._check_span(start, stop)
-        for layer in range(start + 1, stop + 1):
-            tokens = self.blocks[self.phase_of(layer)](tokens, self.depths[layer : layer + 1])
-            yield tokens
-
-    def forward(
-        self, tokens: Float[Tensor, "batch tokens dim"], start: int = 0, stop: int | None = None
-    ) -> Float[Tensor, "batch layers tokens dim"]:
-        """`rollout` with all its layers stacked."""
-        return torch.stack(list(self.rollout(tokens, start, stop)), dim=1)
-
-    def last(
-        self, tokens: Float[Tensor, "batch tokens dim"], start: int = 0
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Layer L alone, made from layer `start`; no other layer is kept."""
-        for out in self.rollout(tokens, start):
-            tokens = out
-        return tokens
+        start, stop = self.checked_span(start, stop)
+        self._check_tokens(tokens.shape[-2])
+        stride = self.checkpoint_every if torch.is_grad_enabled() else 0
+        for first in range(start + 1, stop + 1, stride or 1):
+            layers = range(first, min(first + (stride or 1), stop + 1))
+            made = (
+                checkpoint(self._made, tokens, layers, use_reentrant=False, preserve_rng_state=False)
+                if stride
+                else self._made(tokens, layers)
+            )
+            yield from made
+            tokens = made[-1]
 
     def predict_next(
         self, tokens: Float[Tensor, "batch layers tokens dim"], start: int = 0
@@ -152,32 +116,34 @@ class Raptor(nn.Module):
 
         All layers of a phase go through its block in one call.
         """
-        batch, num, count, dim = tokens.shape
-        self._check_span(start, start + num)
-        made = []
-        for block, phase in zip(self.blocks, self.phases, strict=True):
-            first, last = max(phase[0], start + 1), min(phase[-1], start + num)
-            if first > last:
+        stop = start + tokens.shape[1]
+        self.checked_span(start, stop)
+        self._check_tokens(tokens.shape[-2])
+        made: dict[int, Tensor] = {}
+        for number, phase in enumerate(self.phases):
+            targets = [layer for layer in phase if start < layer <= stop]
+            if not targets:
                 continue
-            inputs = tokens[:, first - 1 - start : last - start].reshape(-1, count, dim)
-            depths = self.depths[first : last + 1].repeat(batch, 1)
-            made.append(block(inputs, depths).view(batch, last - first + 1, count, dim))
-        return torch.cat(made, dim=1)
+            inputs = torch.stack([tokens[:, layer - 1 - start] for layer in targets], dim=1)
+            out = self._applied(number, inputs.flatten(0, 1), targets)
+            layers = out.view(-1, len(targets), *out.shape[1:])
+            made.update(zip(targets, layers.unbind(1), strict=True))
+        return torch.stack([made[layer] for layer in range(start + 1, stop + 1)], dim=1)
 
     def init_from_blocks(self, blocks: Sequence[nn.Module], choice: BlockChoice = "middle") -> None:
         """Start every phase's block from the teacher's own blocks of that phase.
 
         `blocks[l - 1]` is the teacher's block that makes layer l; `choice` takes the phase's first, middle
-        (the later of two) or last block, or the mean of all its tensors. Depth conditioning is left as it is.
+        (the later of two) or last block, or the mean of all its tensors. Depth conditioning and low-rank
+        parts are left as they are.
 
         Raises:
             ConfigError: the number of blocks, a shape, the heads, the activation or a norm's epsilon does
                 not fit, or the teacher's block has tensors that this block has no place for.
         """
-        if len(blocks) != self.config.num_layers:
+        if len(blocks) != self.num_layers:
             raise ConfigError(
-                f"a Raptor of {self.config.num_layers} layers starts from as many teacher blocks; "
-                f"got {len(blocks)}"
+                f"a Raptor of {self.num_layers} layers starts from as many teacher blocks; got {len(blocks)}"
             )
         for block, phase in zip(self.blocks, self.phases, strict=True):
             assert isinstance(block, RecurrentBlock)
@@ -187,9 +153,86 @@ class Raptor(nn.Module):
             mean = {name: torch.stack([part[name] for part in tensors]).mean(dim=0) for name in tensors[0]}
             block.load_state_dict(mean, strict=False)
 
-    def _check_span(self, start: int, stop: int) -> None:
-        if not 0 <= start < stop <= self.config.num_layers:
+    def use_rotary(self, tables: RotaryTables) -> None:
+        """Take the teacher's tables: those of the training grid, or of another grid to roll out on.
+
+        Raises:
+            ConfigError: the model has no rotary positions, or the tables are of another kind.
+        """
+        config = self.config.rotary
+        if config is None:
+            raise ConfigError("rotary tables are for a model with rotary positions; this one has none")
+        given = RotaryConfig.of(tables, config.num_prefix)
+        width = self.config.dim // self.config.num_heads
+        if given != config.model_copy(update={"num_patches": given.num_patches}) or (
+            tables.sin.shape[-1] != width
+        ):
             raise ConfigError(
-                f"a roll-out goes from a layer to a later one within 0-{self.config.num_layers}; "
-                f"got {start} to {stop}"
+                f"the model's rotary tables are {config.pairs}, per layer {config.per_layer}, per head "
+                f"{config.per_head}, {width} wide; got {given.pairs}, {given.per_layer}, {given.per_head}, "
+                f"{tables.sin.shape[-1]} wide; take those of the teacher that it was trained on"
             )
+        self.rotary_sin = tables.sin.detach().to(self.depths)
+        self.rotary_cos = tables.cos.detach().to(self.depths)
+
+    def _made(self, tokens: Tensor, layers: range) -> tuple[Tensor, ...]:
+        """These layers, each from the one before it."""
+        made = []
+        for layer in layers:
+            tokens = self._applied(self.phase_of(layer), tokens, [layer])
+            made.append(tokens)
+        return tuple(made)
+
+    def _applied(self, phase: int, tokens: Tensor, targets: Sequence[int]) -> Tensor:
+        """A phase's block on rows (batch, targets) flattened."""
+        if len(targets) == 1 or targets[-1] - targets[0] == len(targets) - 1:
+            span = slice(targets[0], targets[-1] + 1)
+            depths, slots, table = self.depths[span], self.slots[span], self._table(span)
+        else:
+            depths, slots = (
+                torch.stack([values[layer] for layer in targets]) for values in (self.depths, self.slots)
+            )
+            parts = [self._table(slice(layer, layer + 1)) for layer in targets]
+            table = _joined([part for part in parts if part is not None])
+        made: Tensor = self.blocks[phase](tokens, depths, slots if self.config.lora_rank else None, table)
+        return made
+
+    def _table(self, layers: slice) -> Table | None:
+        """Rotary tables of some target layers; one for all where all layers share it."""
+        if self.rotary_sin is None or self.rotary_cos is None:
+            return None
+        if len(self.rotary_sin) == 1:
+            return self.rotary_sin, self.rotary_cos
+        own = slice(layers.start - 1, layers.stop - 1)
+        return self.rotary_sin[own], self.rotary_cos[own]
+
+    def _check_tokens(self, count: int) -> None:
+        """Rotary tables hold for one grid, which the number of tokens has to be of."""
+        config = self.config.rotary
+        if config is None or self.rotary_sin is None:
+            return
+        wanted = config.num_prefix + self.rotary_sin.shape[-2]
+        if count != wanted:
+            raise ConfigError(
+                f"the rotary tables in use are for {wanted} tokens and these are {count}; give the teacher's "
+                "tables of that grid to use_rotary"
+            )
+
+
+def _unset_tables(config: RaptorConfig) -> Table | None:
+    """Tables that turn nothing, of the shape of those that `use_rotary` or a file brings."""
+    rotary = config.rotary
+    if rotary is None:
+        return None
+    layers, heads = config.num_layers if rotary.per_layer else 1, config.num_heads if rotary.per_head else 1
+    shape = (layers, heads, rotary.num_patches, config.dim // config.num_heads)
+    return torch.zeros(shape), torch.ones(shape)
+
+
+def _joined(tables: Sequence[Table]) -> Table | None:
+    """Tables of several layers that do not follow one another."""
+    if not tables:
+        return None
+    if len(tables[0][0]) == 1 and all(table[0] is tables[0][0] for table in tables):
+        return tables[0]
+    return torch.cat([sin for sin, _ in tables]), torch.cat([cos for _, cos in tables])

@@ -3,7 +3,7 @@
     nn.Module with timm's names  ->  {"norm1.weight": (dim,), "attn.qkv.weight": (3 dim, dim), ...}
 
 A copied block must equal the teacher's block: everything that it computes otherwise (other heads, epsilon or
-activation, normalised queries, rotary positions) is an error, never left out in silence.
+activation, normalised queries, other positions) is an error, never left out in silence.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from activault.store.errors import ConfigError
 
 from .blocks import RecurrentBlock
+from .teacher_names import bare_block, block_tensors, has_rotary
 
 __all__ = ["BlockChoice", "plain_width", "teacher_tensors"]
 
@@ -28,18 +29,22 @@ NEUTRAL = {"ls1.gamma": 1.0, "ls2.gamma": 1.0, "attn.qkv.bias": 0.0, "attn.proj.
 
 def plain_width(blocks: Sequence[nn.Module]) -> int | None:
     """Hidden width of the teacher's plain MLP, which is not 4 dim in every ViT; None without such an MLP."""
-    first = getattr(getattr(blocks[0], "mlp", None), "fc1", None) if len(blocks) else None
+    first = getattr(getattr(bare_block(blocks[0]), "mlp", None), "fc1", None) if len(blocks) else None
     return first.out_features if isinstance(first, nn.Linear) else None
 
 
 def teacher_tensors(teacher: nn.Module, block: RecurrentBlock, eps: float) -> dict[str, Tensor]:
-    """The teacher block's tensors under this block's names, on this block's device; depth conditioning aside.
+    """The teacher block's tensors under this block's names, on this block's device; what comes on top aside.
 
     Raises:
         ConfigError: the two blocks do not compute the same function of their tensors.
     """
-    given = {name: tensor.detach() for name, tensor in teacher.state_dict().items()}
-    wanted = {name: tensor for name, tensor in block.state_dict().items() if not name.startswith("depth.")}
+    given = block_tensors(teacher)
+    wanted = {
+        name: tensor
+        for name, tensor in block.state_dict().items()
+        if not name.startswith("depth.") and ".lora." not in name
+    }
     if unknown := sorted(given.keys() - wanted.keys()):
         raise ConfigError(
             f"a teacher's block is copied whole, but Raptor's block has no place for {', '.join(unknown)}; "
@@ -59,7 +64,12 @@ def teacher_tensors(teacher: nn.Module, block: RecurrentBlock, eps: float) -> di
                 "or init = 'random'"
             )
         tensors[name] = tensor.to(own)
-    _check_attributes(teacher, block, eps)
+    if has_rotary(teacher) != (block.attn.pairs is not None):
+        raise ConfigError(
+            f"the teacher's block has {'rotary' if has_rotary(teacher) else 'no rotary'} positions and "
+            "Raptor's has not the same; give the teacher's tables to the model, or none for such a teacher"
+        )
+    _check_attributes(bare_block(teacher), block, eps)
     return tensors
 
 
