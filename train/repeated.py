@@ -3,7 +3,8 @@
     layer 0 (batch, tokens, dim)  ->  layers 1 .. L (batch, L, tokens, dim), or layer L alone by `last`
 
 The teacher's modules themselves are called, so it holds for every teacher that can be extracted, whatever its
-activation, epsilon or width of MLP. What it scores is what repeating blocks gives without any training.
+activation, epsilon, positions or width of MLP. What it scores is what repeating blocks gives without any
+training.
 """
 
 from __future__ import annotations
@@ -11,45 +12,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from activault.store.errors import ConfigError
 
-from .raptor import RaptorConfig
+from .raptor_config import RaptorConfig
+from .rollout import RolloutModel
 
 __all__ = ["RepeatedBlocks", "RepeatedChoice", "repeated_blocks"]
 
 RepeatedChoice = Literal["first", "middle", "last"]
 
 
-class RepeatedBlocks(nn.Module):
-    """`blocks[p]` applied `counts[p]` times, phase after phase; the blocks stay whose they are."""
+class RepeatedBlocks(RolloutModel):
+    """`blocks[order[l - 1]]` makes layer l; the blocks stay whose they are."""
 
-    def __init__(self, blocks: Sequence[nn.Module], counts: Sequence[int]) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], order: Sequence[int]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
-        self.counts = tuple(counts)
+        self.order = tuple(order)
+        self.num_layers = len(self.order)
 
     def rollout(
-        self, tokens: Float[Tensor, "batch tokens dim"]
+        self, tokens: Float[Tensor, "batch tokens dim"], start: int = 0, stop: int | None = None
     ) -> Iterator[Float[Tensor, "batch tokens dim"]]:
-        """Layers 1 .. L one after the other, each made from the one before it."""
-        for block, count in zip(self.blocks, self.counts, strict=True):
-            for _ in range(count):
-                tokens = block(tokens)
-                yield tokens
-
-    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch layers tokens dim"]:
-        """`rollout` with all its layers stacked."""
-        return torch.stack(list(self.rollout(tokens)), dim=1)
-
-    def last(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """Layer L alone; no other layer is kept."""
-        for out in self.rollout(tokens):
-            tokens = out
-        return tokens
+        """Layers start+1 .. stop one after the other, each made from the one before it."""
+        start, stop = self.checked_span(start, stop)
+        for number in self.order[start:stop]:
+            tokens = self.blocks[number](tokens)
+            yield tokens
 
 
 def repeated_blocks(
@@ -69,4 +61,7 @@ def repeated_blocks(
             f"{len(blocks)}"
         )
     chosen = [phase[{"first": 0, "middle": len(phase) // 2, "last": -1}[choice]] for phase in config.phases]
-    return RepeatedBlocks([blocks[layer - 1] for layer in chosen], [len(phase) for phase in config.phases])
+    number = {layer: at for at, phase in enumerate(config.phases) for layer in phase}
+    return RepeatedBlocks(
+        [blocks[layer - 1] for layer in chosen], [number[layer] for layer in range(1, config.num_layers + 1)]
+    )

@@ -103,3 +103,113 @@ def test_parameters_are_those_of_k_blocks(model: Raptor) -> None:
 
 def test_other_token_counts_run(model: Raptor) -> None:
     assert model(torch.randn(1, 11, 16)).shape == (1, 6, 11, 16)
+
+
+GROUPS = RaptorConfig(dim=16, num_heads=2, num_layers=6, groups=((1, 3, 5), (2, 4, 6)), layer_scale=0.5)
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_groups_take_turns(lora: int) -> None:
+    torch.manual_seed(0)
+    model = Raptor(GROUPS.model_copy(update={"lora_rank": lora})).eval()
+    assert [model.phase_of(layer) for layer in range(1, 7)] == [0, 1] * 3
+    _disturb(model)
+    tokens = torch.randn(2, 6, 5, 16)
+    whole = model(tokens[:, 0])
+    for layer in range(1, 7):
+        source = tokens[:, 0] if layer == 1 else whole[:, layer - 2]
+        slot = torch.tensor([(layer - 1) // 2])
+        alone = model.blocks[(layer + 1) % 2](source, model.depths[layer : layer + 1], slot)
+        torch.testing.assert_close(whole[:, layer - 1], alone)
+    forced = model.predict_next(tokens)
+    for layer in range(1, 7):
+        alone = model(tokens[:, layer - 1], layer - 1, layer)[:, 0]
+        torch.testing.assert_close(forced[:, layer - 1], alone)
+    torch.testing.assert_close(model.predict_next(tokens[:, 1:4], 1), forced[:, 1:4])
+
+
+def test_cuts_and_groups_at_once_are_refused() -> None:
+    with pytest.raises(ValidationError, match="one of cuts and groups is given"):
+        RaptorConfig(dim=16, num_heads=2, num_layers=2, cuts=(1,), groups=((1,), (2,)))
+    with pytest.raises(ValidationError, match=r"groups name every layer of 1-3 once; absent \[3\]"):
+        RaptorConfig(dim=16, num_heads=2, num_layers=3, groups=((1,), (2,)))
+
+
+def _disturb(model: Raptor) -> None:
+    """What starts at zero, at a size where it matters."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("lora.up"):
+            torch.nn.init.normal_(parameter, std=0.1)
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "swiglu"])
+def test_fresh_low_rank_parts_change_nothing_and_trained_ones_differ_by_layer(mlp: str) -> None:
+    tied = Raptor(CONFIG.model_copy(update={"mlp": mlp, "depth": "none"})).eval()
+    model = Raptor(CONFIG.model_copy(update={"mlp": mlp, "depth": "none", "lora_rank": 2})).eval()
+    model.load_state_dict(tied.state_dict(), strict=False)
+    x = torch.randn(2, 5, 16)
+    assert torch.equal(model(x), tied(x))
+    _disturb(model)
+    assert not torch.allclose(model(x, 2, 3), model(x, 3, 4), atol=1e-3)
+
+
+def test_low_rank_parts_are_products_beside_the_shared_maps() -> None:
+    """One layer's block is the tied one with W + B A for its own A and B."""
+    model = Raptor(CONFIG.model_copy(update={"lora_rank": 3})).eval()
+    _disturb(model)
+    folded = Raptor(CONFIG).eval()
+    x, layer = torch.randn(2, 5, 16), 4
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items() if ".lora." not in name}
+    for name, tensor in model.state_dict().items():
+        if name.startswith("blocks.1.") and name.endswith("lora.up"):
+            down = model.state_dict()[name.replace("up", "down")]
+            state[name.replace("lora.up", "weight")] += tensor[layer - 3] @ down[layer - 3]
+    folded.load_state_dict(state)
+    torch.testing.assert_close(model(x, 3, 4), folded(x, 3, 4), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4, 9])
+def test_recomputed_roll_outs_have_the_same_layers_and_gradients(model: Raptor, every: int) -> None:
+    x = torch.randn(2, 5, 16)
+    gradients = []
+    for number in (0, every):
+        model.checkpoint_every = number
+        model.zero_grad()
+        made = model(x, 1, 6)
+        assert made.shape == (2, 5, 5, 16)
+        made.square().mean().backward()
+        gradients.append(
+            [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        )
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again)
+
+
+def _num_saved(every: int) -> int:
+    """Values that a roll-out keeps for its backward pass."""
+    model, saved = Raptor(CONFIG), []
+    model.checkpoint_every = every
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model.last(torch.randn(2, 5, 16))
+    return sum(saved)
+
+
+def test_recomputed_roll_outs_keep_less() -> None:
+    assert _num_saved(1) < _num_saved(0) / 10
+
+
+def test_bfloat16_autocast_keeps_the_residual_stream_in_float32(model: Raptor) -> None:
+    """Depth scales too: near 1 bfloat16 has steps of 1/128, as large as all of a fresh block's."""
+    x = torch.randn(2, 5, 16)
+    exact = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rolled, forced = model(x), model.predict_next(x.unsqueeze(1).repeat(1, 6, 1, 1))
+        scales = model.blocks[0].depth(model.depths[3:4])
+    assert rolled.dtype == forced.dtype == torch.float32
+    torch.testing.assert_close(rolled, exact, rtol=0.05, atol=0.05)
+    assert torch.equal(torch.stack(scales), torch.stack(model.blocks[0].depth(model.depths[3:4])))
