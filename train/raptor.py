@@ -172,8 +172,8 @@ class Raptor(RolloutModel):
                 f"{config.per_head}, {width} wide; got {given.pairs}, {given.per_layer}, {given.per_head}, "
                 f"{tables.sin.shape[-1]} wide; take those of the teacher that it was trained on"
             )
-        self.rotary_sin = tables.sin.detach().to(self.depths)
-        self.rotary_cos = tables.cos.detach().to(self.depths)
+        self.rotary_sin = tables.sin.detach().to(self.depths).contiguous()
+        self.rotary_cos = tables.cos.detach().to(self.depths).contiguous()
 
     def _made(self, tokens: Tensor, layers: range) -> tuple[Tensor, ...]:
         """These layers, each from the one before it."""
