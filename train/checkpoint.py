@@ -1,10 +1,12 @@
 """A stage's checkpoint: `checkpoint.json` and the safetensors file that it names. No pickle.
 
     STAGE/checkpoint.json               step, loader state, losses, recipe hash, name and hash of the tensors
-    STAGE/step_000000100.safetensors    model.*, exp_avg.*, exp_avg_sq.*, step.* and rng.*
+    STAGE/step_000000100.safetensors    model.*, ema.*, exp_avg.*, exp_avg_sq.*, step.* and rng.*
+    STAGE/step_000000100.json           its record, where older checkpoints are kept
 
 The JSON is renamed into place after the tensors are on disk, so that a killed writer leaves the checkpoint
-before it whole; what the JSON does not name is swept away by the next save. Only the last one is kept.
+before it whole; what is neither the last `keep` nor the best one (`best.py`) is swept away by the next save.
+To go back to an older one, copy its record over `checkpoint.json`.
 
 `write_atomically` and `write_json` are how every file of a run is written.
 """
@@ -27,12 +29,16 @@ from torch import Tensor, nn
 from activault.store.errors import RunError
 from activault.store.files import file_sha256, sync_file, sync_folder
 
+from .ema import Ema
+
 __all__ = [
     "Checkpoint",
     "disk_errors",
+    "ema_tensors",
     "load_checkpoint",
     "one_line",
     "save_checkpoint",
+    "tensors_under",
     "write_atomically",
     "write_json",
 ]
@@ -57,31 +63,58 @@ class Checkpoint:
     """Losses since the last logged line, so that a resumed run logs the same means."""
     last_loss: float | None
     """Loss of the last logged line."""
+    last_validation: float | None = None
+    """Mean R2 of the last validation."""
 
 
 def save_checkpoint(
-    folder: Path, checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer
+    folder: Path,
+    checkpoint: Checkpoint,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    ema: Ema | None = None,
+    keep: int = 1,
 ) -> None:
-    """Write a checkpoint in place of the one before it.
+    """Write a checkpoint, and sweep away all but the last `keep`.
 
     Raises:
         RunError: the folder cannot be written.
     """
     name = f"step_{checkpoint.step:09d}.safetensors"
-    tensors = _tensors_of(module, optimizer)
+    tensors = _tensors_of(module, optimizer) | ema_tensors(ema)
     write_atomically(folder / name, lambda temporary: save_file(tensors, temporary))
     names = {"version": VERSION, "tensors": name, "sha256": file_sha256(folder / name)}
-    write_json(folder / "checkpoint.json", {**names, **asdict(checkpoint)})
+    record = {**names, **asdict(checkpoint)}
+    if keep > 1:
+        write_json((folder / name).with_suffix(".json"), record)
+    write_json(folder / "checkpoint.json", record)
     with disk_errors(folder):
-        for leftover in [*folder.glob("*.safetensors"), *folder.glob("*.tmp")]:
-            if leftover.name != name:
-                leftover.unlink(missing_ok=True)
+        _sweep(folder, name, keep)
+
+
+def _sweep(folder: Path, last: str, keep: int) -> None:
+    """Remove half-written files and the checkpoints that are not kept, those after `last` too."""
+    steps = sorted(path.name for path in folder.glob("step_*.safetensors") if path.name <= last)
+    kept = set(steps[-keep:])
+    for path in [*folder.glob("step_*.safetensors"), *folder.glob("step_*.json")]:
+        if path.with_suffix(".safetensors").name not in kept:
+            path.unlink(missing_ok=True)
+    for leftover in folder.glob("*.tmp"):
+        leftover.unlink(missing_ok=True)
 
 
 def load_checkpoint(
-    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, identity: str
+    folder: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    identity: str,
+    ema: Ema | None = None,
 ) -> Checkpoint | None:
-    """Put the folder's checkpoint into the module, the optimiser and the random state; None if it has none.
+    """Put the folder's checkpoint into the module, the optimiser, the average and the random state.
+
+    Gives None if there is none.
 
     Raises:
         RunError: the checkpoint is unreadable, is of another version, or belongs to another run.
@@ -110,15 +143,25 @@ def load_checkpoint(
         if Path(name).name != name:
             raise RunError(f"{path} names tensors outside its folder: {name!r}; remove {folder}")
         if file_sha256(folder / name) != sha256:
-            raise RunError(
-                f"{folder / name} is not what was written; remove {folder} to train the stage anew"
-            )
-        _put_tensors(load_file(folder / name), module, optimizer)
+            raise RunError(f"{folder / name} is not what was written; {_way_out(folder, name)}")
+        _put_tensors(load_file(folder / name), module, optimizer, ema)
     except (OSError, SafetensorError, KeyError, RuntimeError) as exc:
         raise RunError(
             f"{folder / name} does not hold this stage's tensors: {one_line(exc)}; remove {folder}"
         ) from exc
     return checkpoint
+
+
+def _way_out(folder: Path, name: str) -> str:
+    """What to do about damaged tensors: go back to an older checkpoint where one is kept."""
+    if older := sorted(path.name for path in folder.glob("step_*.json") if path.stem < Path(name).stem):
+        return f"copy {older[-1]} over checkpoint.json there to go on from that one"
+    return f"remove {folder} to train the stage anew"
+
+
+def ema_tensors(ema: Ema | None) -> dict[str, Tensor]:
+    """The average as it is saved."""
+    return {} if ema is None else {f"ema.{name}": value.contiguous() for name, value in ema.average.items()}
 
 
 def _check_types(checkpoint: Checkpoint) -> None:
@@ -192,14 +235,22 @@ def _tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     return tensors
 
 
+def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix.`, under the rest of their names."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+
+
 def _put_tensors(
-    tensors: dict[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer | None
+    tensors: dict[str, Tensor],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    ema: Ema | None,
 ) -> None:
     """The inverse of `_tensors_of`; the random states only with an optimiser, when training goes on."""
-    model = {
-        name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")
-    }
-    module.load_state_dict(model, strict=True)
+    module.load_state_dict(tensors_under("model", tensors), strict=True)
+    if ema is not None:
+        ema.load(tensors_under("ema", tensors))
     if optimizer is None:
         return
     groups = optimizer.state_dict()["param_groups"]

@@ -12,7 +12,8 @@ from activault.store import Store
 
 from .losses import autoregressive_loss
 from .raptor import Raptor
-from .recipe import Stage2Config
+from .schedule import horizon_at
+from .stage_config import Stage2Config
 from .stages import Stage, span_loss
 
 __all__ = ["closed_loop_stage"]
@@ -25,9 +26,27 @@ def closed_loop_stage(model: Raptor, config: Stage2Config, store: Store, device:
         ConfigError: no token kind of the store has a weight above 0.
     """
     layers = range(model.config.num_layers + 1)
-    loss = span_loss(store, config.loss, config.token_weights, layers, device)
+    loss = span_loss(store, config, config.token_weights, layers, device)
 
-    def objective(tokens: Tensor, _step: int) -> Tensor:
-        return autoregressive_loss(model, tokens, 0, loss)
+    def objective(tokens: Tensor, step: int, generator: torch.Generator | None = None) -> Tensor:
+        model.checkpoint_every = config.gradient_checkpointing
+        horizon = horizon_at(
+            step,
+            steps=config.steps,
+            span=model.config.num_layers,
+            start=config.horizon_start,
+            growth=config.horizon_growth,
+        )
+        return autoregressive_loss(
+            model, tokens, 0, loss, horizon=horizon, noise=config.noise, generator=generator
+        )
 
-    return Stage(name="closed_loop", config=config, module=model, layers=layers, objective=objective)
+    return Stage(
+        name="closed_loop",
+        config=config,
+        module=model,
+        layers=layers,
+        targets=tuple(layers[1:]),
+        objective=objective,
+        rollout=lambda tokens: model(tokens[:, 0]),
+    )

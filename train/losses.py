@@ -1,16 +1,20 @@
-"""What training minimises: token-weighted squared errors of spans of layers, teacher-forced or rolled out.
+"""What training minimises: token-weighted errors of spans of layers, teacher-forced or rolled out.
 
     prediction, target (batch, layers, tokens, dim)  ->  one number
 
 `SpanLoss` holds what is fixed over a stage (where each token kind stands, its weight, each layer's scale);
-everything else is a pure function. The error of a layer is
+everything else is a pure function. With s^2 a layer's variance, the error of a layer is the mean over rows,
+tokens and channels of
 
-    plain      the mean of (x - xhat)^2 over rows, tokens and channels
-    weighted   w_cls MSE(cls) + w_registers MSE(registers) + w_patches MSE(patches)
+    raw        (x - xhat)^2, the parity form
+    per_layer  (x - xhat)^2 / s^2
+    huber      the same up to |x - xhat| = delta s, then 2 delta |x - xhat| / s - delta^2
+    cosine     1 - cos(x, xhat), a token
 
-and the loss is the mean over layers of error / scale, where the scale is 1 (`raw`, the parity form) or the
-layer's variance (`per_layer`). Raw errors are ruled by the last layer, whose distance to the layer before it
-is 17.5 against 1.27, 0.27, 0.12 for those before it (DINOv2 ViT-B); variances put all on one footing.
+or, with token weights, w_cls error(cls) + w_registers error(registers) + w_patches error(patches); the loss
+is the mean over layers. Raw errors are ruled by the last layer, whose distance to the layer before it is 17.5
+against 1.27, 0.27, 0.12 for those before it (DINOv2 ViT-B); variances put all on one footing. Every error is
+least, and 0, where the prediction is the target.
 """
 
 from __future__ import annotations
@@ -23,15 +27,17 @@ import torch
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
+from torch.nn import functional
 
 from activault.store.layout import TokenKind, TokenLayout
+
+from .noise import noisy
 
 __all__ = [
     "LossKind",
     "SpanLoss",
     "SpanModel",
     "TokenWeights",
-    "annealed_weight",
     "autoregressive_loss",
     "kind_weights",
     "layer_scales",
@@ -39,7 +45,7 @@ __all__ = [
     "teacher_forcing_loss",
 ]
 
-LossKind = Literal["raw", "per_layer"]
+LossKind = Literal["raw", "per_layer", "huber", "cosine"]
 
 SMALLEST_SCALE = 1e-6
 """Least scale of a layer, as a part of the largest one: a layer that hardly varies may not rule the loss."""
@@ -119,15 +125,36 @@ class SpanLoss:
     weights: Mapping[TokenKind, float] | None
     """Weights from `kind_weights`, or None for a plain mean over tokens."""
     scales: Float[Tensor, " layers"] | None
-    """Scales from `layer_scales` for the span's target layers, or None for raw errors."""
+    """Scales from `layer_scales` for the span's target layers, or None for raw errors and for cosine."""
+    kind: LossKind = "raw"
+    """What an error is; `raw` and `per_layer` differ by their scales alone."""
+    huber_delta: float = 1.0
+    """Where huber turns linear, in roots of the scale."""
+    last_only: bool = False
+    """Whether the span's last layer alone counts."""
+
+    def errors(
+        self,
+        prediction: Float[Tensor, "batch layers tokens dim"],
+        target: Float[Tensor, "batch layers tokens dim"],
+    ) -> Float[Tensor, "batch layers tokens dim_or_1"]:
+        """Every value's error before scaling, or every token's."""
+        if self.kind == "cosine":
+            return 1 - functional.cosine_similarity(prediction, target, dim=-1).unsqueeze(-1)
+        difference = prediction - target
+        if self.kind != "huber":
+            return difference.square()
+        delta = self.huber_delta * self._scales_of(difference).sqrt().view(-1, 1, 1)
+        size = difference.abs()
+        return torch.where(size <= delta, size.square(), delta * (2 * size - delta))
 
     def layer_errors(
         self,
         prediction: Float[Tensor, "batch layers tokens dim"],
         target: Float[Tensor, "batch layers tokens dim"],
     ) -> Float[Tensor, " layers"]:
-        """Each layer's squared error before scaling."""
-        error = (prediction - target).square()
+        """Each layer's error before scaling."""
+        error = self.errors(prediction, target)
         if self.weights is None:
             return error.mean(dim=(0, 2, 3))
         parts = [
@@ -142,30 +169,54 @@ class SpanLoss:
         prediction: Float[Tensor, "batch layers tokens dim"],
         target: Float[Tensor, "batch layers tokens dim"],
     ) -> Float[Tensor, ""]:
-        """Mean over layers of error / scale."""
-        errors = self.layer_errors(prediction, target)
-        return errors.mean() if self.scales is None else (errors / self.scales).mean()
+        """Mean over layers of error / scale; computed in the target's precision."""
+        if self.last_only:
+            prediction, target = prediction[:, -1:], target[:, -1:]
+        errors = self.layer_errors(prediction.to(target.dtype), target)
+        return (errors / self._scales_of(errors)).mean() if self.scales is not None else errors.mean()
+
+    def _scales_of(self, like: Tensor) -> Float[Tensor, " layers"]:
+        """Scales of the layers that count; ones where there are none."""
+        if self.scales is None:
+            return torch.ones(1, device=like.device, dtype=like.dtype)
+        return self.scales[-1:] if self.last_only else self.scales
 
 
 def teacher_forcing_loss(
-    model: SpanModel, tokens: Float[Tensor, "batch layers_and_one tokens dim"], start: int, loss: SpanLoss
+    model: SpanModel,
+    tokens: Float[Tensor, "batch layers_and_one tokens dim"],
+    start: int,
+    loss: SpanLoss,
+    *,
+    noise: float = 0.0,
+    generator: torch.Generator | None = None,
 ) -> Float[Tensor, ""]:
     """Every layer predicted from the teacher's layer before it; `tokens` holds layers start .. start+n."""
-    return loss(model.predict_next(tokens[:, :-1], start), tokens[:, 1:])
+    return loss(model.predict_next(noisy(tokens[:, :-1], noise, generator), start), tokens[:, 1:])
 
 
 def autoregressive_loss(
-    model: SpanModel, tokens: Float[Tensor, "batch layers_and_one tokens dim"], start: int, loss: SpanLoss
+    model: SpanModel,
+    tokens: Float[Tensor, "batch layers_and_one tokens dim"],
+    start: int,
+    loss: SpanLoss,
+    *,
+    horizon: int | None = None,
+    noise: float = 0.0,
+    generator: torch.Generator | None = None,
 ) -> Float[Tensor, ""]:
-    """Rolled out on the model's own outputs from the teacher's layer `start`, the mean over the steps."""
-    stop = start + tokens.shape[1] - 1
-    return loss(model(tokens[:, 0], start, stop), tokens[:, 1:])
+    """Rolled out on the model's own outputs from the teacher's layer `start`, the mean over the steps.
 
-
-def annealed_weight(step: int, steps: int, fraction: float = 0.25) -> float:
-    """Lambda of teacher forcing at a step counted from 0: 1 to 0, linearly, over `fraction` of the steps."""
-    span = fraction * steps
-    return max(0.0, 1.0 - step / span) if span > 0 else 0.0
+    With a horizon it starts again from the teacher's layer after every so many layers: 1 is teacher forcing,
+    the span's length the whole roll-out.
+    """
+    span = tokens.shape[1] - 1
+    reach = horizon or span
+    made = [
+        model(noisy(tokens[:, first], noise, generator), start + first, start + min(first + reach, span))
+        for first in range(0, span, reach)
+    ]
+    return loss(made[0] if len(made) == 1 else torch.cat(made, dim=1), tokens[:, 1:])
 
 
 def mixture_loss(
@@ -174,11 +225,22 @@ def mixture_loss(
     start: int,
     loss: SpanLoss,
     teacher_forcing: float,
+    *,
+    horizon: int | None = None,
+    noise: float = 0.0,
+    generator: torch.Generator | None = None,
 ) -> Float[Tensor, ""]:
     """lambda TF + (1 - lambda) AR; a branch whose weight is 0 is not computed."""
-    if teacher_forcing <= 0:
-        return autoregressive_loss(model, tokens, start, loss)
-    forced = teacher_forcing * teacher_forcing_loss(model, tokens, start, loss)
-    if teacher_forcing >= 1:
+    forced = rolled = None
+    if teacher_forcing > 0:
+        forced = teacher_forcing_loss(model, tokens, start, loss, noise=noise, generator=generator)
+    if teacher_forcing < 1:
+        rolled = autoregressive_loss(
+            model, tokens, start, loss, horizon=horizon, noise=noise, generator=generator
+        )
+    if forced is None:
+        assert rolled is not None, "one of the branches has a weight above 0"
+        return rolled
+    if rolled is None:
         return forced
-    return forced + (1 - teacher_forcing) * autoregressive_loss(model, tokens, start, loss)
+    return teacher_forcing * forced + (1 - teacher_forcing) * rolled

@@ -1,4 +1,4 @@
-"""How well one set of layers reproduces another: R2 and cosine, per layer and token kind, in one pass.
+"""How well one set of layers reproduces another, per layer and token kind, in one pass.
 
     target, prediction (batch, layers, tokens, dim), batch after batch  ->  RolloutMetrics
 
@@ -6,6 +6,9 @@ R2 = 1 - sum (x - xhat)^2 / sum (x - mean)^2, the mean per channel over the eval
 that kind, both sums over everything; it is not a mean of batches' R2, which depends on how rows fall into
 batches. Also over all tokens of a layer, with the mean over all of them. Layer 0 is identical by construction
 and never counted. A kind that does not vary (CLS at layer 0, say) has no R2 and is reported as constant.
+
+eps is the mean over rows of |x - xhat|_F, the Frobenius norm over a row's tokens and channels: what bounds a
+surrogate in "Block-Recurrent Dynamics in Vision Transformers" (arXiv 2512.19941).
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ CONSTANT = 1e-20
 """A kind whose variance is this part of its mean square does not vary: float64 sums of equal float32 values
 differ by about 1e-32 of it, and two neighbouring float32 values by 1e-14."""
 
+SUMMED = ("cosine", "norm_ratio", "eps", "relative_eps")
+TINY = torch.finfo(torch.float64).tiny
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutMetrics:
-    """R2 and mean cosine of each layer; keys are the layout's token kinds and `all`."""
+    """Figures of each layer; keys are the layout's token kinds and `all`."""
 
     layers: tuple[int, ...]
     """Layers measured, never layer 0."""
@@ -44,6 +50,18 @@ class RolloutMetrics:
     """One value a layer; None where the kind is constant."""
     cosine: dict[str, tuple[float, ...]]
     """Mean over rows and tokens of the cosine between target and prediction, one value a layer."""
+    norm_ratio: dict[str, tuple[float, ...]]
+    """Mean over rows and tokens of |xhat| / |x|, one value a layer; tokens of norm 0 count as 1."""
+    eps: dict[str, tuple[float, ...]]
+    """Mean over rows of |x - xhat|_F, one value a layer."""
+    relative_eps: dict[str, tuple[float, ...]]
+    """Mean over rows of |x - xhat|_F / |x|_F, one value a layer."""
+
+    @property
+    def mean_r2(self) -> float:
+        """R2 over all tokens, the mean over the layers that vary; 0 where none does."""
+        values = [value for value in self.r2["all"] if value is not None]
+        return sum(values) / max(1, len(values))
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON takes it; a constant kind's R2 is the word `constant`."""
@@ -51,8 +69,11 @@ class RolloutMetrics:
             kind: ["constant" if value is None else value for value in values]
             for kind, values in self.r2.items()
         }
-        cosine = {kind: list(values) for kind, values in self.cosine.items()}
-        return {"layers": list(self.layers), "num_rows": self.num_rows, "r2": r2, "cosine": cosine}
+        others = {
+            name: {kind: list(values) for kind, values in getattr(self, name).items()}
+            for name in ("cosine", "norm_ratio", "eps", "relative_eps")
+        }
+        return {"layers": list(self.layers), "num_rows": self.num_rows, "r2": r2, **others}
 
 
 class R2Accumulator:
@@ -74,7 +95,8 @@ class R2Accumulator:
         self._mean = np.zeros((*shape, dim))
         self._deviation = np.zeros((*shape, dim))
         self._error = np.zeros(shape)
-        self._cosine = np.zeros(shape)
+        self._sums = {name: np.zeros((shape[0] + 1, shape[1])) for name in SUMMED}
+        """Sums over tokens or rows by kind; the last one over all kinds."""
 
     def update(
         self,
@@ -82,15 +104,52 @@ class R2Accumulator:
         prediction: Float[Tensor, "batch layers tokens dim"],
     ) -> None:
         """Count one batch, its layers in the order given at the start."""
-        for number, kind in enumerate(self.layout.kinds):
-            span = self.layout.span(kind)
-            for position in range(len(self.layers)):
+        for position in range(len(self.layers)):
+            squares = []
+            for number, kind in enumerate(self.layout.kinds):
+                span = self.layout.span(kind)
                 x, made = (_wide(layers[:, position, span]) for layers in (target, prediction))
-                self._error[number, position] += float((x - made).square().sum())
-                self._cosine[number, position] += float(torch.cosine_similarity(x, made, dim=-1).sum())
+                squares.append(self._count_kind(number, position, x, made))
                 before = self.num_rows * self.layout.count(kind)
                 self._merge(number, position, before, x.reshape(-1, x.shape[-1]))
+            self._count_frobenius(len(squares), position, *(sum(part) for part in zip(*squares, strict=True)))
         self.num_rows += len(target)
+
+    def _count_kind(
+        self,
+        number: int,
+        position: int,
+        x: Float[Tensor, "batch tokens dim"],
+        made: Float[Tensor, "batch tokens dim"],
+    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+        """Count one kind at one layer; gives each row's squared error and squared norm."""
+        error, square = ((values.square().sum(dim=(1, 2))) for values in (x - made, x))
+        self._error[number, position] += float(error.sum())
+        norms = x.norm(dim=-1)
+        ratio = torch.where(norms > 0, made.norm(dim=-1) / norms.clamp(min=TINY), 1.0)
+        for name, values in (("cosine", torch.cosine_similarity(x, made, dim=-1)), ("norm_ratio", ratio)):
+            self._sums[name][[number, -1], position] += float(values.sum())
+        self._count_frobenius(number, position, error, square)
+        return error, square
+
+    def _count_frobenius(self, number: int, position: int, error: Tensor, square: Tensor) -> None:
+        """Each row's Frobenius error, as it is and relative to the target's norm."""
+        self._sums["eps"][number, position] += float(error.sqrt().sum())
+        self._sums["relative_eps"][number, position] += float((error / square.clamp(min=TINY)).sqrt().sum())
+
+    def merge(self, other: R2Accumulator) -> None:
+        """Take in what another one has counted of other rows."""
+        for number, kind in enumerate(self.layout.kinds):
+            ours, theirs = (each.num_rows * self.layout.count(kind) for each in (self, other))
+            if theirs:
+                self._mean[number], self._deviation[number] = _merged(
+                    (ours, self._mean[number], self._deviation[number]),
+                    (theirs, other._mean[number], other._deviation[number]),
+                )
+        self._error += other._error
+        for name, sums in self._sums.items():
+            sums += other._sums[name]
+        self.num_rows += other.num_rows
 
     def _merge(self, number: int, position: int, before: int, x: Float[Tensor, "tokens dim"]) -> None:
         mean = x.mean(dim=0)
@@ -109,16 +168,24 @@ class R2Accumulator:
         if not self.num_rows:
             raise ConfigError("R2 is measured on at least one row; got none, give rows of the store")
         kinds = self.layout.kinds
-        r2: dict[str, tuple[float | None, ...]] = {}
-        cosine: dict[str, tuple[float, ...]] = {}
-        for name, numbers in [
-            *((kind, [number]) for number, kind in enumerate(kinds)),
-            ("all", [*range(len(kinds))]),
-        ]:
-            count = self.num_rows * sum(self.layout.count(kinds[number]) for number in numbers)
-            r2[name] = tuple(self._r2(numbers, position) for position in range(len(self.layers)))
-            cosine[name] = tuple(float(value) for value in self._cosine[numbers].sum(axis=0) / count)
-        return RolloutMetrics(layers=self.layers, num_rows=self.num_rows, r2=r2, cosine=cosine)
+        names = [*kinds, "all"]
+        counts = [self.num_rows * self.layout.count(kind) for kind in kinds]
+        tokens, rows = np.array([*counts, sum(counts)]), np.full(len(names), self.num_rows)
+        figures = {
+            name: {
+                kind: tuple(float(value) for value in values / count)
+                for kind, values, count in zip(
+                    names, sums, rows if name in ("eps", "relative_eps") else tokens, strict=True
+                )
+            }
+            for name, sums in self._sums.items()
+        }
+        parts = [*([number] for number in range(len(kinds))), [*range(len(kinds))]]
+        r2 = {
+            name: tuple(self._r2(numbers, position) for position in range(len(self.layers)))
+            for name, numbers in zip(names, parts, strict=True)
+        }
+        return RolloutMetrics(layers=self.layers, num_rows=self.num_rows, r2=r2, **figures)
 
     def _r2(self, numbers: list[int], position: int) -> float | None:
         """R2 of some kinds together at one layer."""

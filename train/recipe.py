@@ -27,14 +27,16 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from activault.store.errors import ConfigError
 
-from .losses import LossKind, TokenWeights
+from .identity import identity_of
+from .losses import TokenWeights
 from .raptor import ModelConfig
+from .stage_config import Stage1Config, Stage2Config, StageConfig
 from .teacher_init import BlockChoice
 
 __all__ = [
@@ -49,74 +51,7 @@ __all__ = [
 
 InitKind = Literal["random", "teacher-first", "teacher-middle", "teacher-last", "teacher-mean"]
 PhaseCost = Literal["ncut", "sum", "greedy"]
-
-
-def _weights_or_word(value: object) -> str:
-    return "(word)" if isinstance(value, str) else "(table)"
-
-
-# Tagged, so that a wrong weight is told as one fault and not once for each form it might have had.
-MaybeWeights = Annotated[
-    Annotated[TokenWeights, Tag("(table)")] | Annotated[Literal["plain"], Tag("(word)")],
-    Discriminator(_weights_or_word),
-]
-
-
-class StageConfig(BaseModel):
-    """One stage's optimisation."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    steps: int = Field(ge=0)
-    """Updates; 0 leaves the stage out."""
-    batch_size: int = Field(default=64, ge=1)
-    """Rows a step."""
-    learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
-    """Peak learning rate of AdamW."""
-    weight_decay: float = Field(default=1e-4, ge=0, allow_inf_nan=False)
-    """Decoupled weight decay, on every parameter."""
-    beta2: float = Field(default=0.999, gt=0, lt=1)
-    """Decay of AdamW's second moments."""
-    warmup_steps: int = Field(default=10_000, ge=0)
-    """Steps from 0 to the peak."""
-    floor: float = Field(default=1e-6, ge=0, allow_inf_nan=False)
-    """Learning rate at the end of the cosine."""
-    clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Largest norm of a step's gradient."""
-    loss: LossKind = "raw"
-    """Squared errors as they are, or over each layer's variance."""
-    token_weights: MaybeWeights = Field(default="plain")
-    """Weight of each token kind, or `plain` for the same weight on every token."""
-    checkpoint_every: int = Field(default=1000, ge=1)
-    """Steps between checkpoints; one is also written at the end and on Ctrl-C."""
-    log_every: int = Field(default=50, ge=1)
-    """Steps between lines of `metrics.jsonl`."""
-
-    @model_validator(mode="after")
-    def _check(self) -> StageConfig:
-        if self.steps and self.warmup_steps >= self.steps:
-            raise ValueError(
-                f"warmup_steps is below steps; got warmup_steps {self.warmup_steps} and steps {self.steps}"
-            )
-        if self.floor > self.learning_rate:
-            raise ValueError(f"floor is at most learning_rate; got {self.floor} and {self.learning_rate}")
-        return self
-
-
-class Stage1Config(StageConfig):
-    """Stage 1: every phase alone, for `steps` each, from teacher forcing to its own roll-out."""
-
-    teacher_forcing: float = Field(default=0.25, ge=0, le=1)
-    """Part of the steps over which the weight of teacher forcing falls from 1 to 0."""
-    last_phase_token_weights: MaybeWeights = TokenWeights(cls=0.34, registers=0.33, patches=0.33)
-    """Token weights of the last phase, in place of `token_weights`."""
-
-
-class Stage2Config(StageConfig):
-    """Stage 2: all phases end to end from layer 0, on their own outputs."""
-
-    token_weights: MaybeWeights = TokenWeights(cls=0.45, registers=0.10, patches=0.45)
-    """Weight of each token kind, or `plain` for the same weight on every token."""
+PhaseControl = Literal["none", "random", "shuffled"]
 
 
 class TrainRecipe(BaseModel):
@@ -132,10 +67,18 @@ class TrainRecipe(BaseModel):
     """A phase ends after each of these layers; or `num_phases`."""
     num_phases: int | None = Field(default=None, ge=1)
     """Number of phases, found from the store's layer similarity; or `cuts`."""
+    groups: tuple[tuple[int, ...], ...] | None = None
+    """The layers that each block makes, where they are no contiguous phases; or `cuts`."""
+    control: PhaseControl = "none"
+    """Controls for `num_phases`: other contiguous phases (random), or the found ones shuffled."""
+    control_seed: int = Field(default=0, ge=0)
+    """Seed of the control's draw."""
     cost: PhaseCost = "ncut"
     """Cost by which `num_phases` are found."""
     split: Literal["train", "all"] = "train"
     """Rows to train on: the training split, or every row."""
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    """Part of these rows that is held out for validation, drawn by the hash of their keys."""
     init: InitKind = "random"
     """Blocks start at random, or from a teacher's block of their phase."""
     model: ModelConfig = ModelConfig()
@@ -147,10 +90,20 @@ class TrainRecipe(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> TrainRecipe:
-        if (self.cuts is None) == (self.num_phases is None):
+        if sum(given is not None for given in (self.cuts, self.num_phases, self.groups)) != 1:
+            more = "" if self.groups is None else f", groups {self.groups}"
             raise ValueError(
                 f"one of cuts and num_phases is given; got cuts {self.cuts}, num_phases {self.num_phases}"
+                f"{more}"
             )
+        if self.control != "none" and self.num_phases is None:
+            raise ValueError(f"a control is drawn for num_phases; got control {self.control!r} without it")
+        for name, stage in (("stage1", self.stage1), ("stage2", self.stage2)):
+            if stage.steps and stage.validate_every and not self.validation:
+                raise ValueError(
+                    f"{name}.validate_every needs rows that are held out; got validation = 0: set it to the "
+                    "part of the training rows to hold out, such as 0.05"
+                )
         return self
 
     @property
@@ -166,7 +119,7 @@ class TrainRecipe(BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same: all but the store's path, for which its digest stands."""
-        return self.model_dump(mode="json", exclude={"store"})
+        return identity_of(self, leave_out=frozenset({"store"}))
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> TrainRecipe:

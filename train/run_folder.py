@@ -1,6 +1,7 @@
-"""What names a run in its folder: `run.json`, written once, and a lock, held by whoever trains there.
+"""What names a run in its folder: `run.json`, written once, and locks, held by whoever writes there.
 
-`open_run` writes the file or holds a second start against it, field by field; `read_run` reads it.
+`open_run` writes the file or holds a second start against it, field by field; `read_run` reads it. A stage's
+folder has a lock of its own, so that stages may train side by side; the run's is held for what is its own.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ValidationError
 
 from activault.store import Store
 from activault.store.errors import RunError
 
 from .checkpoint import disk_errors, one_line, write_json
-from .raptor import RaptorConfig
+from .identity import identity_of
+from .raptor_config import RaptorConfig
 from .recipe import TrainRecipe
 
 __all__ = ["alone_in", "open_run", "read_run"]
@@ -40,37 +43,56 @@ def open_run(out: Path, recipe: TrainRecipe, config: RaptorConfig, store: Store)
     identity = {
         "version": VERSION,
         "recipe": recipe.identity(),
-        "model": config.model_dump(mode="json"),
+        "model": identity_of(config),
         "layout": store.layout.model_dump(mode="json"),
         "store_digest": store.digest,
         "teacher_sha256": store.manifest.teacher.weights_sha256,
     }
-    if (out / "run.json").exists():
-        there = read_run(out)
-        there = {key: there.get(key) for key in identity}
-        if isinstance(there["recipe"], dict):
-            there["recipe"].pop("store", None)
-        _refuse_difference(out, there, identity)
-    else:
+    if not (out / "run.json").exists():
         _make_folder(out)
-        versions = {
-            "activault": version("activault"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        written = {**identity, "recipe": recipe.model_dump(mode="json"), "versions": versions}
-        write_json(out / "run.json", written)
+    with alone_in(out, wait=True):
+        if (out / "run.json").exists():
+            there = read_run(out)
+            _refuse_difference(out, {key: _as_now(key, there.get(key)) for key in identity}, identity)
+        else:
+            versions = {
+                "activault": version("activault"),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            }
+            whole = {"recipe": recipe.model_dump(mode="json"), "model": config.model_dump(mode="json")}
+            write_json(out / "run.json", {**identity, **whole, "versions": versions})
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def _make_folder(out: Path) -> None:
-    """An empty folder for a run; one that a killed start left half-made will do."""
+def _as_now(key: str, there: Any) -> Any:
+    """What an earlier start wrote down as this one would tell it, later keys at their defaults left out."""
+    kinds: dict[str, tuple[type[BaseModel], frozenset[str]]] = {
+        "recipe": (TrainRecipe, frozenset({"store"})),
+        "model": (RaptorConfig, frozenset()),
+    }
+    if key not in kinds:
+        return there
+    kind, leave_out = kinds[key]
     try:
-        if out.exists() and (not out.is_dir() or any(path.suffix != ".tmp" for path in out.iterdir())):
+        return identity_of(kind.model_validate(there), leave_out=leave_out)
+    except ValidationError:  # told by the field that differs
+        return {name: value for name, value in there.items() if name not in leave_out} if there else there
+
+
+def _make_folder(out: Path) -> None:
+    """An empty folder for a run; one that a start is at, or a killed one left half-made, will do."""
+    try:
+        if out.exists() and (not out.is_dir() or any(not _is_ours(path) for path in out.iterdir())):
             raise RunError(f"{out} exists and is no run; choose another folder")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise RunError(f"{out} cannot be made: {exc}; choose another folder") from exc
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is of a run that is being made: another start may be faster by a moment."""
+    return path.suffix == ".tmp" or path.name in ("lock", "run.json")
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -113,24 +135,28 @@ def _fields(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 @contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """Hold the run's folder; the lock goes with the process, however it ends.
+def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a run's or a stage's folder; the lock goes with the process, however it ends.
+
+    `wait` is for what takes a moment; else whoever finds another one at work is told.
 
     Raises:
-        RunError: another process trains there, or the folder cannot be written.
+        RunError: another process is at work there, or the folder cannot be written.
     """
-    with disk_errors(out / "lock"):
-        file = (out / "lock").open("a")
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with disk_errors(folder / "lock"):
+        file = (folder / "lock").open("a")
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as exc:
             raise RunError(
-                f"one process trains a run, and another one is at work in {out}; wait for it or choose "
-                "another folder"
+                f"one process trains a stage of a run, and another one is at work in {folder}; wait for it "
+                "or choose another folder"
             ) from exc
         except OSError as exc:
             # On a file system without locks, training there twice at once is not noticed.
             if exc.errno not in WITHOUT_LOCKS:
-                raise RunError(f"{out} cannot be locked: {exc}; choose another folder") from exc
+                raise RunError(f"{folder} cannot be locked: {exc}; choose another folder") from exc
         yield

@@ -3,78 +3,63 @@
     RUN/run.json             recipe, phases, model, token layout, store digest, versions; written first
     RUN/phase_1/ ...         stage 1, a folder a phase
     RUN/closed_loop/         stage 2
-    RUN/model.safetensors    the trained model
-    RUN/seal.json            hashes of the model and of run.json; written last
+    RUN/metrics.parquet      what all stages wrote down
+    RUN/model.safetensors    the trained model, and its kin (`finished.py`)
+    RUN/seal.json            hashes of the models and of run.json; written last
 
 `train(recipe, out, store=..., teacher_blocks=..., cuts=...)` makes or resumes it, `load_run(out)` reads it.
+Phases depend on nothing but the recipe: `stage="phase_2"` trains one alone, beside others in other processes,
+and the closed loop starts when all are finished.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from activault.store import Store, split_rows
-from activault.store.errors import ConfigError, IncompleteStoreError, RunError
-from activault.store.files import file_sha256
-from activault.store.layout import TokenLayout, require_all_tokens
+from activault.store import Store
+from activault.store.errors import ConfigError, RunError
 
-from .checkpoint import disk_errors, one_line, write_atomically, write_json
+from .checkpoint import load_checkpoint
 from .closed_loop import closed_loop_stage
-from .raptor import Raptor, RaptorConfig
+from .distributed import Peers, joined
+from .finished import write_models
+from .metrics_table import MetricsTable
+from .noise import seed_of
+from .raptor import Raptor
 from .recipe import TrainRecipe
-from .run_folder import alone_in, open_run, read_run
+from .rotary import RotaryTables
+from .run_folder import alone_in, open_run
+from .run_setup import check_phases, check_store, cuda_devices, initial_model, raptor_config, rows_of
 from .stages import ProgressCallback, Stage, StageResult
 from .teacher_forced import phase_stages
-from .teacher_init import plain_width
 from .trainer import run_stage
+from .watching import Watcher
 
-__all__ = ["Run", "RunSummary", "load_run", "raptor_config", "train"]
+__all__ = ["RunSummary", "train"]
 
-SEAL = "seal.json"
+CLOSED_LOOP = "closed_loop"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What a finished run leaves to say."""
+    """What a start of a run leaves to say."""
 
     path: Path
     """The run's folder."""
     cuts: tuple[int, ...]
-    """Its phases."""
+    """Its phases, where they are contiguous."""
     stages: tuple[StageResult, ...]
-    """Every stage, in order."""
+    """Every stage that was asked for, in order."""
     num_parameters: int
     """Learned values of the model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A finished run, ready to roll out."""
-
-    path: Path
-    """The run's folder."""
-    model: Raptor
-    """The trained model, on the CPU, in eval mode."""
-    recipe: TrainRecipe
-    """What it was trained by."""
-    cuts: tuple[int, ...]
-    """Its phases."""
-    layout: TokenLayout
-    """Token layout it was trained at."""
-    store_digest: str
-    """Content of the store it was trained on."""
-    teacher_sha256: str
-    """Weights of the teacher whose layers it replays."""
+    finished: bool = True
+    """Whether the run is finished; it may not be where one stage alone was asked for."""
 
 
 def train(
@@ -82,173 +67,144 @@ def train(
     out: Path | str,
     *,
     store: Store,
-    cuts: Sequence[int],
+    cuts: Sequence[int] = (),
+    groups: Sequence[Sequence[int]] | None = None,
     teacher_blocks: Sequence[nn.Module] | None = None,
+    rotary: RotaryTables | None = None,
+    stage: str | None = None,
     device: torch.device | str = "cpu",
+    watchers: Callable[[str], Sequence[Watcher]] | None = None,
     progress: ProgressCallback | None = None,
 ) -> RunSummary:
     """Train a recipe to its end in the folder `out`, going on from what an earlier start left there.
 
-    `cuts` are the phases, found or given; `teacher_blocks` are needed where blocks start from the teacher's.
-    `device` is one that is there, or its name; finding one is the caller's.
+    `cuts`, or `groups` for phases that are not contiguous, are found or given; `teacher_blocks` are needed
+    where blocks start from the teacher's, `rotary` where the teacher's positions are such. `stage` is the one
+    stage to train. `device` is one that is there, or its name; finding one is the caller's. `watchers` makes
+    those who watch, told the run's hash. Under torchrun or srun all processes call this alike.
 
     Raises:
         ConfigError: the recipe, the phases or the teacher's blocks do not fit the store.
         IncompleteStoreError: the store has unfinished shards.
-        RunError: `out` holds something else or another run, or training failed.
-        KeyboardInterrupt: Ctrl-C, after a checkpoint.
+        RunError: `out` holds something else or another run, training failed, or a closed loop was asked for
+            before its phases are finished.
+        KeyboardInterrupt: Ctrl-C or SIGTERM, after a checkpoint.
     """
-    out, cuts, chosen = Path(out), tuple(int(cut) for cut in cuts), torch.device(device)
-    if recipe.cuts is not None and recipe.cuts != cuts:
-        raise ConfigError(f"the recipe gives cuts {list(recipe.cuts)}; got {list(cuts)} to train with")
-    _check_store(store)
-    rows = store.valid_rows if recipe.split == "all" else split_rows(store.samples, store.valid_rows)["train"]
-    if not len(rows):
-        remedy = "set split = 'all'" if recipe.split == "train" else "extract images that can be read"
-        raise ConfigError(f"training needs rows; the store has none in split {recipe.split!r}: {remedy}")
-    config = raptor_config(recipe, store, cuts)
-    if recipe.teacher_block is not None and teacher_blocks is not None and config.mlp == "gelu":
-        config = config.model_copy(update={"mlp_width": plain_width(teacher_blocks)})
+    out, cuts = Path(out), tuple(int(cut) for cut in cuts)
+    check_phases(recipe, cuts, groups)
+    check_store(store)
+    rows, held_out = rows_of(recipe, store)
+    config = raptor_config(recipe, store, cuts, groups, rotary, teacher_blocks)
     # The random state is the run's own: the same whatever was drawn before, and the caller's is left alone.
-    with torch.random.fork_rng(devices=cuda_devices(chosen)):
+    with (
+        joined(torch.device(device)) as (peers, chosen),
+        torch.random.fork_rng(devices=cuda_devices(chosen)),
+    ):
         torch.manual_seed(recipe.seed)
-        model = _initial_model(recipe, config, teacher_blocks).to(chosen)
+        model = initial_model(recipe, config, teacher_blocks, rotary).to(chosen)
         stages = _stages(recipe, model, store, chosen)
-        identity = open_run(out, recipe, config, store)
-        with alone_in(out):
-            results = []
-            for stage in stages:
-                seed = _stage_seed(recipe.seed, stage.name)
+        asked = _asked(stages, stage)
+        identity = peers.on_first(lambda: open_run(out, recipe, config, store))
+        names = [each.name for each in stages]
+        if stage == CLOSED_LOOP:
+            _restore(out, stages[:-1], identity)
+        results = []
+        with _watched(peers, [MetricsTable(out, names)], watchers, identity) as told:
+            for each in asked:
+                seed = seed_of(recipe.seed, each.name)
                 torch.manual_seed(seed)
-                result = run_stage(
-                    stage,
-                    out / stage.name,
-                    store=store,
-                    rows=rows,
-                    seed=seed,
-                    identity=identity,
-                    device=chosen,
-                    progress=progress,
-                )
+                with _stage_of_its_own(out / each.name, peers):
+                    result = run_stage(
+                        each,
+                        out / each.name,
+                        store=store,
+                        rows=rows,
+                        seed=seed,
+                        identity=identity,
+                        device=chosen,
+                        held_out=held_out,
+                        peers=peers,
+                        watchers=told,
+                        progress=progress,
+                    )
                 results.append(result)
-            _write_model(out / "model.safetensors", model)
-    return RunSummary(path=out, cuts=cuts, stages=tuple(results), num_parameters=model.num_parameters)
+        finished = peers.on_first(lambda: _finish(out, model, stages, identity))
+    return RunSummary(
+        path=out,
+        cuts=cuts,
+        stages=tuple(results),
+        num_parameters=model.num_parameters,
+        finished=finished,
+    )
 
 
-def load_run(path: Path | str) -> Run:
-    """A finished run's model and what it was trained by.
-
-    Raises:
-        RunError: the folder is no run, or the run is not finished.
-    """
-    path = Path(path)
-    record = read_run(path)
-    if not (path / "model.safetensors").exists():
-        raise RunError(f"{path} holds a run that is not finished; start `activault train` again to finish it")
-    if not _sealed(path / "model.safetensors"):
-        raise RunError(
-            f"model.safetensors or run.json in {path} is not what was written; start the same `activault "
-            "train` again, which makes the model from its checkpoints"
-        )
-    try:
-        model = Raptor(RaptorConfig.model_validate(record["model"]))
-        model.load_state_dict(load_file(path / "model.safetensors"), strict=True)
-        return Run(
-            path=path,
-            model=model.eval(),
-            recipe=TrainRecipe.model_validate(record["recipe"]),
-            cuts=model.config.cuts,
-            layout=TokenLayout.model_validate(record["layout"]),
-            store_digest=str(record["store_digest"]),
-            teacher_sha256=str(record["teacher_sha256"]),
-        )
-    except (OSError, KeyError, ValidationError, SafetensorError, RuntimeError) as exc:
-        raise RunError(
-            f"{path} does not hold a run that this program can read: {one_line(exc)}; train it anew elsewhere"
-        ) from exc
+def _asked(stages: Sequence[Stage], name: str | None) -> Sequence[Stage]:
+    """All stages, or the one of this name."""
+    if name is None:
+        return stages
+    if chosen := [each for each in stages if each.name == name]:
+        return chosen
+    names = ", ".join(each.name for each in stages) or "none"
+    raise ConfigError(f"a stage is one of the recipe's ({names}); got {name!r}")
 
 
-def raptor_config(recipe: TrainRecipe, store: Store, cuts: Sequence[int]) -> RaptorConfig:
-    """The model's shape: the recipe's kind, the store's widths, the phases.
+def _restore(out: Path, phases: Sequence[Stage], identity: str) -> None:
+    """Put every phase's last weights into its block.
 
     Raises:
-        ConfigError: the phases do not fit the store's layers.
+        RunError: a phase is not finished.
     """
-    teacher = store.manifest.teacher
-    kind = recipe.model.model_dump()
-    if teacher.num_heads is None:
-        raise ConfigError(
-            f"the store does not know how many attention heads its teacher ({teacher.name}) has; give them "
-            "when it is imported: `activault import --heads N`"
-        )
-    try:
-        return RaptorConfig(
-            dim=teacher.dim,
-            num_heads=teacher.num_heads,
-            num_layers=teacher.num_blocks,
-            cuts=tuple(cuts),
-            **kind,
-        )
-    except ValidationError as exc:
-        raise ConfigError(exc.errors()[0]["msg"].removeprefix("Value error, ")) from exc
-
-
-def cuda_devices(device: torch.device) -> list[int]:
-    """Index of the CUDA device that the run draws on, if it is one."""
-    if device.type != "cuda":
-        return []
-    return [torch.cuda.current_device() if device.index is None else device.index]
-
-
-def _check_store(store: Store) -> None:
-    """Training reads every layer and every token of every row."""
-    if not store.complete:
-        raise IncompleteStoreError(
-            f"training needs a complete store and {store.path} is not; finish its extraction"
-        )
-    missing = sorted(set(range(store.manifest.teacher.num_blocks + 1)) - set(store.layers))
-    if missing:
-        raise ConfigError(
-            f"training needs all layers and the store lacks {missing}; extract with --layers all"
-        )
-    require_all_tokens(store.layout, store.kinds, "training")
-
-
-def _initial_model(recipe: TrainRecipe, config: RaptorConfig, blocks: Sequence[nn.Module] | None) -> Raptor:
-    model = Raptor(config)
-    if recipe.teacher_block is not None:
-        if blocks is None:
-            raise ConfigError(
-                f"init {recipe.init!r} needs the teacher's blocks; use init = 'random' without a teacher"
+    for each in phases:
+        saved = load_checkpoint(out / each.name, each.module, identity=identity)
+        if saved is None or saved.step < each.config.steps:
+            reached = saved.step if saved else 0
+            raise RunError(
+                f"the closed loop starts from finished phases; {out / each.name} is at step {reached} of "
+                f"{each.config.steps}: train it first, by --stage {each.name}"
             )
-        model.init_from_blocks(blocks, recipe.teacher_block)
-    return model
 
 
-def _write_model(path: Path, model: Raptor) -> None:
-    """The trained model and, last, its seal; both again where they do not agree."""
-    if _sealed(path):
-        return
-    with disk_errors(path):
-        for leftover in path.parent.glob(f"{path.name}.*.tmp"):
-            leftover.unlink()
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary))
-    write_json(path.with_name(SEAL), _seal(path))
+def _finish(out: Path, model: Raptor, stages: Sequence[Stage], identity: str) -> bool:
+    """Write the run's models if every stage is finished; says whether it is."""
+    with alone_in(out, wait=True):
+        # What ends in the model: the closed loop, which has seen the phases, or the phases themselves.
+        closed = bool(stages) and stages[-1].name == CLOSED_LOOP
+        last = stages[-1:] if closed else stages
+        for each in last:
+            saved = load_checkpoint(out / each.name, each.module, identity=identity)
+            if saved is None or saved.step < each.config.steps:
+                return False
+        prefixes = [""] if closed else [f"blocks.{number}." for number in range(len(last))]
+        write_models(out, model, list(zip(prefixes, last, strict=True)), identity)
+    return True
 
 
-def _seal(path: Path) -> dict[str, str]:
-    """Hashes of a run's model and of the `run.json` that says what it is."""
-    return {"model": file_sha256(path), "run": file_sha256(path.with_name("run.json"))}
-
-
-def _sealed(path: Path) -> bool:
-    """Whether a run's model and `run.json` are there and are what was written."""
+@contextmanager
+def _stage_of_its_own(folder: Path, peers: Peers) -> Iterator[None]:
+    """Hold the stage's folder, in the first process for all of them."""
+    lock = alone_in(folder)
+    peers.on_first(lock.__enter__)
     try:
-        seal = json.loads(path.with_name(SEAL).read_text(encoding="utf-8"))
-        return bool(seal == _seal(path))
-    except (OSError, ValueError):
-        return False
+        yield
+    finally:
+        if peers.is_first:
+            lock.__exit__(None, None, None)
+
+
+@contextmanager
+def _watched(
+    peers: Peers,
+    own: Sequence[Watcher],
+    make: Callable[[str], Sequence[Watcher]] | None,
+    identity: str,
+) -> Iterator[Sequence[Watcher]]:
+    """Who watches in this process, closed whatever happens."""
+    watchers = [*own, *(make(identity) if make else ())] if peers.is_first else []
+    try:
+        yield watchers
+    finally:
+        for watcher in watchers:
+            watcher.close()
 
 
 def _stages(recipe: TrainRecipe, model: Raptor, store: Store, device: torch.device) -> list[Stage]:
@@ -260,8 +216,3 @@ def _stages(recipe: TrainRecipe, model: Raptor, store: Store, device: torch.devi
     if recipe.stage2.steps:
         stages.append(closed_loop_stage(model, recipe.stage2, store, device))
     return stages
-
-
-def _stage_seed(seed: int, name: str) -> int:
-    """A seed of its own for every stage, so that phases do not see the same rows in the same order."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:4], "big")

@@ -1,14 +1,17 @@
-"""The learning rate as a pure function of the step: linear warm-up from 0, then a cosine to a floor."""
+"""What changes over a stage, as pure functions of the step: learning rate, teacher forcing, horizon.
+
+Steps count from 0. Nothing here has a state, so that a resumed run goes on where it was.
+"""
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["learning_rate_at"]
+__all__ = ["annealed_weight", "horizon_at", "learning_rate_at"]
 
 
 def learning_rate_at(step: int, *, steps: int, peak: float, warmup_steps: int, floor: float) -> float:
-    """Learning rate of the update made at `step`, counted from 0.
+    """Learning rate of the update made at `step`: linear warm-up from 0, then a cosine to the floor.
 
     Step 0 has 0 where there is a warm-up, step `warmup_steps` has the peak, and step `steps` would have the
     floor (the last update stands one before it).
@@ -17,3 +20,20 @@ def learning_rate_at(step: int, *, steps: int, peak: float, warmup_steps: int, f
         return peak * step / warmup_steps
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
     return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def annealed_weight(step: int, steps: int, fraction: float = 0.25) -> float:
+    """Weight of teacher forcing: 1 to 0, linearly, over `fraction` of the steps."""
+    span = fraction * steps
+    return max(0.0, 1.0 - step / span) if span > 0 else 0.0
+
+
+def horizon_at(step: int, *, steps: int, span: int, start: int | None, growth: float) -> int:
+    """Layers that a roll-out makes before it starts again from the teacher's own.
+
+    It grows in equal parts from `start` at step 0 to the whole `span` of layers, which it has from step
+    `growth * steps` on; without a `start`, and where that is the span or more, it is the span throughout.
+    """
+    if start is None or start >= span or step >= growth * steps:
+        return span
+    return start + int((span - start) * step / (growth * steps))

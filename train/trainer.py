@@ -2,38 +2,42 @@
 
     batches (batch, layers, tokens, dim) of one stage's layers  ->  a trained module, and its folder:
 
-    STAGE/checkpoint.json, step_*.safetensors    the last checkpoint
-    STAGE/metrics.jsonl                          one line every `log_every` steps, no step twice
+    STAGE/stage.json                             the stage's complete config, and its hash
+    STAGE/checkpoint.json, step_*.safetensors    the last checkpoints (`checkpoint.py`)
+    STAGE/best.json, best_*.safetensors          the best one, where there are validations (`best.py`)
+    STAGE/metrics.jsonl                          lines of losses and validations, no step twice (`ledger.py`)
 
-A stage that is cut anywhere, by Ctrl-C or SIGKILL, goes on from its last checkpoint, and on a CPU ends with
-the same weights bit for bit. No step waits for the device: losses stay there until they are logged or saved.
+A stage that is cut anywhere, by Ctrl-C, SIGTERM or SIGKILL, goes on from its last checkpoint, and on a CPU
+ends with the same weights bit for bit. No step waits for the device: losses stay there until they are logged
+or saved. Several processes run the loop in step, each on its own part of every batch; the first one writes.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import signal
-import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from activault.store import ActivationLoader, Batch, Store
-from activault.store.errors import RunError
+from activault.store.errors import ConfigError, RunError
 
-from .checkpoint import Checkpoint, disk_errors, load_checkpoint, save_checkpoint, write_atomically
-from .schedule import learning_rate_at
-from .stages import ProgressCallback, Stage, StageProgress, StageResult
+from .best import Best, read_best, save_best
+from .checkpoint import Checkpoint, disk_errors, load_checkpoint, save_checkpoint
+from .distributed import ALONE, Agreement, Peers
+from .interrupts import interrupt_flag
+from .ledger import Line, Losses, MetricsFile
+from .stages import ProgressCallback, Stage, StageProgress, StageResult, record_stage
+from .updates import Updates
+from .validation import validate
+from .watching import Watcher
 
 __all__ = ["run_stage"]
+
+SHORT_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def run_stage(
@@ -45,226 +49,255 @@ def run_stage(
     seed: int,
     identity: str,
     device: torch.device,
+    held_out: np.ndarray | None = None,
+    peers: Peers = ALONE,
+    watchers: Sequence[Watcher] = (),
     progress: ProgressCallback | None = None,
 ) -> StageResult:
     """Train a stage to its end, from its last checkpoint if its folder has one.
 
-    `progress` is told once at the start, with the step that training goes on from, and after every step; so
-    a stage that was finished before is told once, as finished.
+    `rows` are learned from and `held_out` validated on. In the first process, `progress` is told once at the
+    start, with the step that training goes on from, and after every step; so a stage that was finished before
+    is told once, as finished. There too, `watchers` are told every line.
 
     Raises:
+        ConfigError: the processes cannot share out a batch, or there is nothing to validate on.
         RunError: the folder's checkpoint is another run's or unreadable, the disk is full or read-only, or
             the loss stopped being a number.
-        KeyboardInterrupt: Ctrl-C, after the step that was under way and a checkpoint.
+        KeyboardInterrupt: Ctrl-C or SIGTERM in any process, after the step that was under way and a
+            checkpoint.
     """
-    config = stage.config
-    parameters = list(stage.module.parameters())
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=config.learning_rate,
-        betas=(0.9, config.beta2),
-        weight_decay=config.weight_decay,
-        fused=device.type in ("cpu", "cuda"),
-    )
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    saved = load_checkpoint(folder, stage.module, optimizer, identity=identity)
-    step = saved.step if saved else 0
-    if step > config.steps:
-        raise RunError(
-            f"stage {stage.name} has {config.steps} steps and its checkpoint is at {step}; remove {folder}"
+    loop = _Loop(stage, folder, store=store, seed=seed, identity=identity, device=device, peers=peers)
+    loop.held_out, loop.progress = held_out, progress
+    loop.resume(rows, watchers)
+    try:
+        return loop.run()
+    finally:
+        loop.close()
+
+
+class _Loop:
+    """One stage under way."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        folder: Path,
+        *,
+        store: Store,
+        seed: int,
+        identity: str,
+        device: torch.device,
+        peers: Peers,
+    ) -> None:
+        self.stage, self.config, self.folder = stage, stage.config, folder
+        self.store, self.seed, self.identity = store, seed, identity
+        self.device, self.peers = device, peers
+        self.held_out: np.ndarray | None = None
+        self.progress: ProgressCallback | None = None
+        self.watchers: Sequence[Watcher] = ()
+        self.metrics: MetricsFile | None = None
+        self.updates = Updates(stage, device=device, seed=seed, peers=peers)
+        self.step, self.waited, self.started = 0, 0.0, time.perf_counter()
+        self.best: Best | None = None
+        self.validation: float | None = None
+
+    def resume(self, rows: np.ndarray, watchers: Sequence[Watcher]) -> None:
+        """Go to the last checkpoint, or to the start."""
+        config = self.config
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        saved = load_checkpoint(
+            self.folder,
+            self.stage.module,
+            self.updates.optimizer,
+            identity=self.identity,
+            ema=self.updates.ema,
         )
-    losses = Losses(stage, pending=saved.pending if saved else [], logged=saved.last_loss if saved else None)
-    metrics = MetricsFile(folder / "metrics.jsonl", last_step=step)
-    loader = ActivationLoader(
-        store,
-        layers=stage.layers,
-        batch_size=config.batch_size,
-        seed=seed,
-        rows=rows,
-        drop_last=len(rows) >= config.batch_size,
-    )
-    if saved:
-        loader.load_state_dict(saved.loader)
-    started, waited = time.perf_counter(), 0.0
-    stage.module.train()
-
-    def tell() -> None:
-        if progress:
-            state = StageProgress(
-                stage=stage.name, step=step, steps=config.steps, loss=losses.logged, wait_seconds=waited
+        self.step = saved.step if saved else 0
+        if self.step > config.steps:
+            raise RunError(
+                f"stage {self.stage.name} has {config.steps} steps and its checkpoint is at {self.step}; "
+                f"remove {self.folder}"
             )
-            progress(state)
+        self.losses = Losses(
+            self.stage,
+            pending=saved.pending if saved else [],
+            logged=saved.last_loss if saved else None,
+            peers=self.peers,
+        )
+        self.validation = saved.last_validation if saved else None
+        self.best = read_best(self.folder, identity=self.identity, up_to=self.step)
+        self.loader = self._loader(rows)
+        if saved:
+            self.loader.load_state_dict(saved.loader)
+        self.peers.on_first(lambda: self._open(rows, watchers))
 
-    with closing(metrics), interrupt_flag() as interrupted, closing(endless(loader)) as batches:
-        tell()
-        while step < config.steps:
-            asked = time.perf_counter()
-            tokens = next(batches).tokens
-            waited += time.perf_counter() - asked
-
-            rate = learning_rate_at(
-                step,
-                steps=config.steps,
-                peak=config.learning_rate,
-                warmup_steps=config.warmup_steps,
-                floor=config.floor,
+    def _loader(self, rows: np.ndarray) -> ActivationLoader:
+        """This process's part of every batch; 16-bit values cross to a GPU as they are stored."""
+        config, world = self.config, self.peers.world
+        if config.batch_size % (world * config.accumulate) or (world > 1 and len(rows) < config.batch_size):
+            raise ConfigError(
+                "batch_size is a multiple of processes times accumulate, and several processes have that "
+                f"many rows; got batch_size {config.batch_size}, {world} processes, accumulate "
+                f"{config.accumulate}, {len(rows)} rows"
             )
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            loss = stage.objective(tokens.to(device), step)
-            optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            norm = nn.utils.clip_grad_norm_(parameters, config.clip)
-            optimizer.step()
-            step += 1
-            losses.add(loss.detach(), norm)
+        if config.validate_every and (self.held_out is None or not len(self.held_out)):
+            raise ConfigError(
+                f"stage {self.stage.name} validates every {config.validate_every} steps on no rows"
+            )
+        on_gpu = self.device.type == "cuda"
+        short = SHORT_TYPES.get(self.store.manifest.dtype) if on_gpu else None
+        return ActivationLoader(
+            self.store,
+            layers=self.stage.layers,
+            batch_size=config.batch_size // world,
+            seed=self.seed,
+            rows=rows,
+            drop_last=len(rows) >= config.batch_size,
+            dtype=short or torch.float32,
+            rank=self.peers.rank,
+            world=world,
+            pin_memory=on_gpu,
+        )
 
-            finished, stopping = step == config.steps, interrupted.is_set()
-            if finished or step % config.log_every == 0:
-                mean, last_norm = losses.log(step)
-                seconds = time.perf_counter() - started
-                metrics.write(
-                    step=step,
-                    loss=mean,
-                    learning_rate=rate,
-                    gradient_norm=last_norm,
-                    seconds=seconds,
-                    wait_seconds=waited,
-                )
-            if finished or stopping or step % config.checkpoint_every == 0:
-                losses.settle(step)
-                metrics.sync()
-                checkpoint = Checkpoint(
-                    stage=stage.name,
-                    step=step,
-                    identity=identity,
-                    loader=loader.state_dict(),
-                    pending=losses.pending,
-                    last_loss=losses.logged,
-                )
-                save_checkpoint(folder, checkpoint, stage.module, optimizer)
-            tell()
-            if stopping:
-                raise KeyboardInterrupt
-    assert losses.logged is not None, "a stage of at least one step has logged its last one"
-    spent = time.perf_counter() - started
-    return StageResult(name=stage.name, steps=step, loss=losses.logged, seconds=spent, wait_seconds=waited)
+    def _open(self, rows: np.ndarray, watchers: Sequence[Watcher]) -> None:
+        """Make the files ready that the first process writes."""
+        record_stage(
+            self.folder,
+            self.stage,
+            seed=self.seed,
+            num_rows=len(rows),
+            num_held_out=0 if self.held_out is None else len(self.held_out),
+            run=self.identity,
+        )
+        self.metrics = MetricsFile(self.folder / "metrics.jsonl", last_step=self.step)
+        self.watchers = watchers
+        for watcher in watchers:
+            watcher.begin(self.stage.name, self.metrics.kept)
 
+    def run(self) -> StageResult:
+        """The steps that are left."""
+        self.stage.module.train()
+        self.started = time.perf_counter()
+        with ExitStack() as stack:
+            interrupted = stack.enter_context(interrupt_flag(patient=self.peers.world > 1))
+            batches = stack.enter_context(closing(endless(self.loader)))
+            agreement = stack.enter_context(closing(Agreement(self.peers)))
+            self._tell()
+            while self.step < self.config.steps:
+                asked = time.perf_counter()
+                batch = next(batches)
+                self.waited += time.perf_counter() - asked
 
-@dataclass
-class Losses:
-    """Losses of the steps since the last logged line; on the device until somebody has to know them."""
+                tokens = batch.to(self.device, torch.float32).tokens
+                loss, norm = self.updates(tokens, self.step)
+                self.step += 1
+                self.losses.add(loss, norm)
 
-    stage: Stage
-    pending: list[float]
-    """Known losses since the last logged line."""
-    logged: float | None
-    """Mean of the last logged line."""
-    fresh: list[Tensor] = field(default_factory=list)
-    """Loss and gradient norm of each step that has not been looked at, one tensor a step."""
-    last_norm: float = math.nan
-
-    def add(self, loss: Tensor, norm: Tensor) -> None:
-        """Remember one step without waiting for it."""
-        self.fresh.append(torch.stack([loss, norm]))
-
-    def settle(self, step: int) -> None:
-        """Bring the losses over and check them, `step` being the number of updates made.
-
-        Raises:
-            RunError: a loss or a gradient is NaN or infinite; names the stage and the first such step.
-        """
-        if not self.fresh:
-            return
-        values = torch.stack(self.fresh).tolist()
-        for number, (loss, norm) in enumerate(values, start=step - len(values) + 1):
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise RunError(
-                    f"training needs finite losses and gradients; stage {self.stage.name} has loss {loss} "
-                    f"and gradient norm {norm} at step {number} of {self.stage.config.steps}; lower "
-                    "learning_rate or raise warmup_steps"
-                )
-        self.pending.extend(loss for loss, _ in values)
-        self.last_norm = values[-1][1]
-        self.fresh.clear()
-
-    def log(self, step: int) -> tuple[float, float]:
-        """Mean loss since the last logged line, and the last gradient norm; starts the next mean."""
-        self.settle(step)
-        self.logged = math.fsum(self.pending) / len(self.pending)
-        self.pending.clear()
-        return self.logged, self.last_norm
-
-
-class MetricsFile:
-    """`metrics.jsonl`, cut back to the step that training goes on from.
-
-    Every method raises a RunError where the disk is full or read-only.
-    """
-
-    def __init__(self, path: Path, *, last_step: int) -> None:
-        self._path = path
-        with disk_errors(path):
-            there = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        kept = [line for line in there.splitlines() if _is_up_to(last_step, line)]
-        text = "".join(line + "\n" for line in kept)
-        if text != there:
-            write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-        with disk_errors(path):
-            self._file = path.open("a", encoding="utf-8")
-
-    def write(self, **values: int | float) -> None:
-        """Append one line."""
-        with disk_errors(self._path):
-            self._file.write(json.dumps(values) + "\n")
-            self._file.flush()
-
-    def sync(self) -> None:
-        """Bring the lines to the disk, before a checkpoint that stands for them."""
-        with disk_errors(self._path):
-            os.fsync(self._file.fileno())
+                stopping = agreement.to_stop(interrupted.is_set())
+                self._write_down(stopping)
+                self._tell()
+                if stopping:
+                    raise KeyboardInterrupt
+        assert self.losses.logged is not None, "a stage of at least one step has logged its last one"
+        return StageResult(
+            name=self.stage.name,
+            steps=self.step,
+            loss=self.losses.logged,
+            seconds=time.perf_counter() - self.started,
+            wait_seconds=self.waited,
+            validation=self.validation,
+            best_step=self.best.step if self.best else None,
+        )
 
     def close(self) -> None:
-        """Close the file."""
-        with disk_errors(self._path):
-            self._file.close()
+        """Close the metrics' file."""
+        if self.metrics is not None:
+            self.metrics.close()
 
+    def _write_down(self, stopping: bool) -> None:
+        """Log, validate and save where this step is one to do so at."""
+        config, step, finished = self.config, self.step, self.step == self.config.steps
+        if finished or step % config.log_every == 0:
+            mean, norm = self.losses.log(step)
+            self._line(
+                {
+                    "step": step,
+                    "loss": mean,
+                    "learning_rate": self.updates.learning_rate,
+                    "gradient_norm": norm,
+                    "seconds": time.perf_counter() - self.started,
+                    "wait_seconds": self.waited,
+                }
+            )
+        validating = config.validate_every and (finished or step % config.validate_every == 0)
+        if validating:
+            self._validate()
+        if finished or stopping or validating or step % config.checkpoint_every == 0:
+            self._save()
 
-def _is_up_to(last_step: int, line: str) -> bool:
-    """Whether a line is of this step or one before; what a killed writer left unfinished is of none."""
-    try:
-        return int(json.loads(line)["step"]) <= last_step
-    except (ValueError, KeyError, TypeError):
-        return False
+    def _line(self, line: Line) -> None:
+        """Write a line, and tell it to who watches."""
+        if self.metrics is not None:
+            self.metrics.write(line)
+            for watcher in self.watchers:
+                watcher.write(self.stage.name, line)
+
+    def _validate(self) -> None:
+        """Measure the weights, or their average where there is one, and keep the best."""
+        self.losses.settle(self.step)
+        assert self.held_out is not None, "checked when the loader was made"
+        ema = self.updates.ema
+        with nullcontext() if ema is None else ema.in_place():
+            measured = validate(self.stage, self.store, self.held_out, device=self.device, peers=self.peers)
+        self.validation = measured.mean_r2
+        figures = {"mean_r2": measured.mean_r2, **measured.to_dict()}
+        self._line({"step": self.step, "validation": figures})
+        if self.best is None or measured.mean_r2 > self.best.value:
+            best = Best(step=self.step, value=measured.mean_r2, identity=self.identity, validation=figures)
+            self.best = self.peers.on_first(lambda: save_best(self.folder, best, self.stage.module, ema))
+
+    def _save(self) -> None:
+        """A checkpoint of now; fails in all processes if it fails in the first."""
+        self.losses.settle(self.step)
+        checkpoint = Checkpoint(
+            stage=self.stage.name,
+            step=self.step,
+            identity=self.identity,
+            loader=self.loader.state_dict(),
+            pending=self.losses.pending,
+            last_loss=self.losses.logged,
+            last_validation=self.validation,
+        )
+
+        def write() -> None:
+            assert self.metrics is not None, "the first process writes"
+            self.metrics.sync()
+            save_checkpoint(
+                self.folder,
+                checkpoint,
+                self.stage.module,
+                self.updates.optimizer,
+                ema=self.updates.ema,
+                keep=self.config.keep,
+            )
+
+        self.peers.on_first(write)
+
+    def _tell(self) -> None:
+        if self.progress is not None and self.peers.is_first:
+            state = StageProgress(
+                stage=self.stage.name,
+                step=self.step,
+                steps=self.config.steps,
+                loss=self.losses.logged,
+                wait_seconds=self.waited,
+                validation=self.validation,
+            )
+            self.progress(state)
 
 
 def endless(loader: ActivationLoader) -> Generator[Batch, None, None]:
     """The loader's stream, to be closed, and its threads with it, whatever ends the loop."""
     yield from loader.stream()
-
-
-@contextmanager
-def interrupt_flag() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second one interrupts at once.
-
-    Python delivers Ctrl-C between any two instructions, also half-way through an optimiser's update; the loop
-    looks at the event where its state is whole. Outside the main thread, which gets no signals, it stays
-    unset.
-    """
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    previous = signal.getsignal(signal.SIGINT)
-
-    def note(_number: int, _frame: object) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, previous)

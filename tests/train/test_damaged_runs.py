@@ -10,7 +10,8 @@ import pytest
 
 from activault.store import Store
 from activault.store.errors import ConfigError, RunError
-from activault.train.runs import RunSummary, load_run
+from activault.train.finished import load_run
+from activault.train.runs import RunSummary
 
 RunTiny = Callable[..., RunSummary]
 

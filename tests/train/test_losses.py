@@ -12,7 +12,6 @@ from activault.train.losses import (
     SMALLEST_SCALE,
     SpanLoss,
     TokenWeights,
-    annealed_weight,
     kind_weights,
     layer_scales,
     mixture_loss,
@@ -92,17 +91,6 @@ def test_loss_falls_when_the_prediction_comes_nearer() -> None:
             values = [float(loss(target + size * off, target)) for size in (1.0, 0.5, 0.1, 0.0)]
             assert values == sorted(values, reverse=True)
             assert values[-1] == 0
-
-
-@pytest.mark.parametrize(
-    ("step", "expected"), [(0, 1.0), (25, 0.75), (50, 0.5), (99, 0.01), (100, 0.0), (101, 0.0), (399, 0.0)]
-)
-def test_teacher_forcing_falls_over_the_first_quarter(step: int, expected: float) -> None:
-    assert annealed_weight(step, 400) == pytest.approx(expected)
-
-
-def test_no_teacher_forcing_at_all() -> None:
-    assert annealed_weight(0, 400, 0.0) == 0.0
 
 
 class Counting:

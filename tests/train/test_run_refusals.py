@@ -13,8 +13,9 @@ import pytest
 
 from activault.store import Store
 from activault.store.errors import ConfigError, IncompleteStoreError, RunError
+from activault.train.finished import load_run
 from activault.train.recipe import TrainRecipe
-from activault.train.runs import RunSummary, load_run
+from activault.train.runs import RunSummary
 from activault.train.stages import StageProgress
 
 MakeStore = Callable[..., Store]
@@ -139,7 +140,7 @@ def test_what_does_not_fit_is_told_before_training(
 def test_two_processes_do_not_train_in_one_folder(store: Store, tmp_path: Path, run: RunTiny) -> None:
     def intrude(state: StageProgress) -> None:
         with pytest.raises(
-            RunError, match=r"another one is at work in .*run; wait for it or choose another folder"
+            RunError, match=r"another one is at work in .*run.*; wait for it or choose another folder"
         ):
             run(tmp_path / "run", store)
 

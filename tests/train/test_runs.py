@@ -20,9 +20,11 @@ from torch import nn
 
 from activault.store import Store
 from activault.store.errors import RunError
+from activault.train.finished import load_run
 from activault.train.recipe import TrainRecipe
 from activault.train.repeated import repeated_blocks
-from activault.train.runs import RunSummary, cuda_devices, load_run, train
+from activault.train.run_setup import cuda_devices
+from activault.train.runs import RunSummary, train
 from activault.train.stages import StageProgress
 
 MakeRecipe = Callable[..., TrainRecipe]

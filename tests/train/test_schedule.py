@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from activault.train.schedule import learning_rate_at
+from activault.train.schedule import annealed_weight, horizon_at, learning_rate_at
 
 PLAN = {"steps": 312_500, "peak": 3e-4, "warmup_steps": 10_000, "floor": 1e-6}
 
@@ -34,3 +34,26 @@ def test_rises_then_falls() -> None:
 
 def test_without_warmup_the_first_step_has_the_peak() -> None:
     assert learning_rate_at(0, steps=1, peak=0.5, warmup_steps=0, floor=0.0) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"), [(0, 1.0), (25, 0.75), (50, 0.5), (99, 0.01), (100, 0.0), (101, 0.0), (399, 0.0)]
+)
+def test_teacher_forcing_falls_over_the_first_quarter(step: int, expected: float) -> None:
+    assert annealed_weight(step, 400) == pytest.approx(expected)
+
+
+def test_no_teacher_forcing_at_all() -> None:
+    assert annealed_weight(0, 400, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("step", "horizon"), [(0, 2), (9, 2), (10, 3), (20, 4), (99, 11), (100, 12), (101, 12), (199, 12)]
+)
+def test_horizon_grows_in_equal_parts_to_the_span(step: int, horizon: int) -> None:
+    assert horizon_at(step, steps=200, span=12, start=2, growth=0.5) == horizon
+
+
+@pytest.mark.parametrize("start", [None, 12, 40])
+def test_without_a_start_the_horizon_is_the_span(start: int | None) -> None:
+    assert horizon_at(0, steps=200, span=12, start=start, growth=0.5) == 12

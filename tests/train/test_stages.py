@@ -18,6 +18,7 @@ from activault.train.stages import span_loss
 from activault.train.teacher_forced import phase_stages
 
 CPU = torch.device("cpu")
+PLAIN = Stage1Config(steps=1, warmup_steps=0)
 
 
 @pytest.fixture
@@ -28,9 +29,9 @@ def model() -> Raptor:
 def test_a_phase_takes_its_own_layers_and_trains_its_own_block(store: Store, model: Raptor) -> None:
     stages = phase_stages(model, Stage1Config(steps=10, warmup_steps=0), store, CPU)
     assert [(stage.name, stage.layers) for stage in stages] == [
-        ("phase_1", range(2)),
-        ("phase_2", range(1, 3)),
-        ("phase_3", range(2, 5)),
+        ("phase_1", (0, 1)),
+        ("phase_2", (1, 2)),
+        ("phase_3", (2, 3, 4)),
     ]
     for number, stage in enumerate(stages):
         model.zero_grad()
@@ -70,7 +71,7 @@ def test_closed_loop_starts_from_layer_zero_alone(store: Store, model: Raptor) -
 
 def test_per_layer_scales_are_the_stores_variances(store: Store) -> None:
     weights = TokenWeights(cls=0.5, registers=0.2, patches=0.3)
-    loss = span_loss(store, "per_layer", weights, range(1, 4), CPU)
+    loss = span_loss(store, PLAIN.model_copy(update={"loss": "per_layer"}), weights, range(1, 4), CPU)
     tokens = store.read(slice(None), range(2, 4)).astype("float64")
     expected = [
         sum(
@@ -86,7 +87,13 @@ def test_per_layer_scales_are_the_stores_variances(store: Store) -> None:
 def test_registers_are_where_the_layout_says(make_store: Callable[..., Store]) -> None:
     """Defect of the reference: registers taken to be tokens 1 to 4."""
     store = make_store(layout=TokenLayout(num_cls=0, num_registers=3, grid=(1, 3)))
-    loss = span_loss(store, "raw", TokenWeights(cls=0.9, registers=0.1, patches=0), range(2), CPU)
+    loss = span_loss(
+        store,
+        PLAIN,
+        TokenWeights(cls=0.9, registers=0.1, patches=0),
+        range(2),
+        CPU,
+    )
     target, made = torch.zeros(1, 1, 6, 16), torch.zeros(1, 1, 6, 16)
     made[:, :, 3:] = 100
     assert float(loss(made, target)) == 0
@@ -97,4 +104,10 @@ def test_registers_are_where_the_layout_says(make_store: Callable[..., Store]) -
 def test_weights_on_absent_kinds_are_a_config_error(make_store: Callable[..., Store]) -> None:
     store = make_store(layout=TokenLayout(num_cls=0, num_registers=0, grid=(1, 3)))
     with pytest.raises(ConfigError, match="token kinds patches has a weight above 0"):
-        span_loss(store, "raw", TokenWeights(cls=1, registers=0, patches=0), range(2), CPU)
+        span_loss(
+            store,
+            PLAIN,
+            TokenWeights(cls=1, registers=0, patches=0),
+            range(2),
+            CPU,
+        )

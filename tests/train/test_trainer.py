@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from activault.store import Store
 from activault.store.errors import RunError
+from activault.train import ledger
 from activault.train.checkpoint import Checkpoint
 from activault.train.closed_loop import closed_loop_stage
 from activault.train.raptor import Raptor, RaptorConfig
-from activault.train.recipe import Stage2Config
+from activault.train.stage_config import Stage2Config
 from activault.train.stages import Stage, StageProgress, StageResult
 from activault.train.trainer import run_stage
 
@@ -126,7 +128,7 @@ def test_full_disk_under_the_metrics_is_told(
     def refuse(_handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(ledger, "os", SimpleNamespace(fsync=refuse))
     with pytest.raises(RunError, match=r"metrics\.jsonl could not be written: .*No space left on device"):
         run(make_stage(store), tmp_path / "s", store)
 
@@ -180,12 +182,10 @@ def test_unfinished_last_line_of_a_killed_process_is_dropped(store: Store, tmp_p
 def test_loss_that_is_no_number_stops_with_stage_and_step(store: Store, tmp_path: Path, value: float) -> None:
     stage = make_stage(store)
 
-    def objective(tokens: Tensor, step: int) -> Tensor:
-        return stage.objective(tokens, step) * (value if step == 9 else 1.0)
+    def objective(tokens: Tensor, step: int, generator: torch.Generator | None) -> Tensor:
+        return stage.objective(tokens, step, generator) * (value if step == 9 else 1.0)
 
-    broken = Stage(
-        name="broken", config=CONFIG, module=stage.module, layers=stage.layers, objective=objective
-    )
+    broken = replace(stage, name="broken", objective=objective)
     message = (
         r"stage broken has loss (nan|inf) and gradient norm (nan|inf) at step 10 of 23; lower learning_rate"
     )
@@ -205,21 +205,11 @@ def test_batches_differ_between_epochs_and_cover_the_rows(store: Store, tmp_path
     """Defect of the reference: the same groups of rows in every epoch."""
     stage, seen = make_stage(store, CONFIG.model_copy(update={"steps": 6, "batch_size": 10})), []
 
-    def objective(tokens: Tensor, step: int) -> Tensor:
+    def objective(tokens: Tensor, step: int, generator: torch.Generator | None) -> Tensor:
         seen.append({tuple(row[0, 0, :3].tolist()) for row in tokens})
-        return stage.objective(tokens, step)
+        return stage.objective(tokens, step, generator)
 
-    run(
-        Stage(
-            name="s",
-            config=stage.config.model_copy(update={"steps": 6}),
-            module=stage.module,
-            layers=stage.layers,
-            objective=objective,
-        ),
-        tmp_path / "s",
-        store,
-    )
+    run(replace(stage, objective=objective), tmp_path / "s", store)
     first, second = seen[:3], seen[3:]
     assert len(set.union(*first)) == len(set.union(*second)) == 30
     assert not any(batch in second for batch in first)

@@ -1,0 +1,80 @@
+"""How good a stage's module is on rows that it does not learn from, read from the store.
+
+    stage, held-out rows  ->  RolloutMetrics of the layers that the stage makes
+
+The closed loop is rolled out from layer 0 over all layers, a phase from the teacher's layer before it over
+its own. The rows are held out of the training rows by a hash of their keys, so that no row changes sides
+when a store grows; test rows stay unseen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from activault.store import Store
+from activault.store.errors import ConfigError
+
+from .distributed import ALONE, Peers
+from .metrics import R2Accumulator, RolloutMetrics
+from .stages import Stage
+
+__all__ = ["hold_out", "validate"]
+
+Rows = npt.NDArray[np.int64]
+BATCH_ROWS = 32
+
+
+def hold_out(store: Store, rows: Rows, part: float) -> tuple[Rows, Rows]:
+    """Rows to learn from, in their order, and held-out rows by ascending hash of their keys.
+
+    A row is held out where the hash of its key, a number in [0, 1), is below `part`. The hash is another one
+    than that which draws test rows, or the training rows it left would never be drawn.
+
+    Raises:
+        ConfigError: all rows, or none, would be held out.
+    """
+    if not part:
+        return rows, rows[:0]
+    keys = store.samples["key"].take(rows).to_pylist()
+    hashes = np.array([_fraction(str(key)) for key in keys])
+    held = hashes < part
+    if held.all() or not held.any():
+        raise ConfigError(
+            f"validation = {part} holds out {held.sum()} of {len(rows)} training rows by the hashes of their "
+            "keys; give a part that leaves rows on both sides"
+        )
+    return rows[~held], rows[held][np.argsort(hashes[held], kind="stable")]
+
+
+def _fraction(key: str) -> float:
+    digest = hashlib.blake2b(
+        key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"validation"
+    ).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+@torch.no_grad()
+def validate(
+    stage: Stage, store: Store, rows: Rows, *, device: torch.device, peers: Peers = ALONE
+) -> RolloutMetrics:
+    """Figures of the stage's roll-out on the first `validation_rows` of these rows, each process a part.
+
+    Memory is 32 rows of the stage's layers, twice. The module is in training mode again afterwards.
+    """
+    chosen = np.sort(rows[: stage.config.validation_rows])[peers.rank :: peers.world]
+    places = [list(stage.layers).index(layer) for layer in stage.targets]
+    counted = R2Accumulator(store.layout, stage.targets, store.dim)
+    stage.module.eval()
+    for first in range(0, len(chosen), BATCH_ROWS):
+        layers = store.read(chosen[first : first + BATCH_ROWS], stage.layers, "all")
+        tokens = torch.from_numpy(layers).to(device)
+        counted.update(tokens[:, places], stage.rollout(tokens))
+    stage.module.train()
+    first_one, *others = peers.gathered(counted)
+    for other in others:
+        first_one.merge(other)
+    return first_one.result()
