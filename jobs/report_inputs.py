@@ -79,7 +79,7 @@ def _notes(
     notes = {"images behind the phases": f"{found.num_rows:,}, of the training split"}
     if run:
         recipe = run.recipe
-        notes["surrogate"] = f"{len(run.cuts) + 1} blocks, {run.model.num_parameters:,} parameters"
+        notes["surrogate"] = f"{len(run.model.phases)} blocks, {run.model.num_parameters:,} parameters"
         notes["start of the blocks"] = recipe.init
         notes["steps"] = (
             f"{recipe.stage1.steps:,} a phase alone, {recipe.stage2.steps:,} in closed loop, "

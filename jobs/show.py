@@ -9,11 +9,11 @@ from . import console
 
 if TYPE_CHECKING:
     from activault.extract import ExtractSummary
-    from activault.train import RunSummary
+    from activault.train import CostComparison, RunSummary
 
     from .phases import FoundPhases
 
-__all__ = ["bytes_line", "show_extraction", "show_phases", "show_probe", "show_training"]
+__all__ = ["bytes_line", "show_cost", "show_extraction", "show_phases", "show_probe", "show_training"]
 
 
 def bytes_line(num_bytes: int, float32_bytes: int) -> str:
@@ -69,9 +69,17 @@ def show_training(run: Path, summary: RunSummary) -> None:
         )
         for stage in summary.stages
     ]
-    cuts = ", ".join(map(str, summary.cuts)) or "none"
-    title = f"{run}: cuts {cuts}; {summary.num_parameters:,} parameters"
+    phases = f"cuts {', '.join(map(str, summary.cuts)) or 'none'}"
+    if summary.groups is not None:
+        phases = f"groups {' and '.join('+'.join(map(str, group)) for group in summary.groups)}"
+    title = f"{run}: {phases}; {summary.num_parameters:,} parameters"
     console.out.print(console.table(title, ("stage", "steps", "loss", "time", "waiting for data"), rows))
+
+
+def show_cost(cost: CostComparison) -> None:
+    """The model beside its teacher's blocks: what they hold, multiply and take."""
+    title = f"Cost from layer 0 to the last, rows of {cost.tokens:,} tokens"
+    console.out.print(console.table(title, ("", "teacher", "surrogate", "ratio"), cost.rows()))
 
 
 def show_probe(probe: dict[str, Any]) -> None:

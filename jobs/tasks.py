@@ -6,6 +6,7 @@ and reports progress. What the terminal then shows of a result is in `show.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -21,21 +22,21 @@ from activault.analyze import (
     Rollout,
     StoreAnalysis,
     analyze_store,
-    max_cut_phases,
 )
 from activault.store import ConfigError, RunError, Store, open_store
 from activault.store.repair_plan import read_plan
 
 from . import console
-from .phases import FoundPhases, find_phases, rows_of, training_similarity
+from .phases import FoundPhases, find_phases, rows_of
 from .report_inputs import report_inputs
+from .show import show_cost
+from .training import COST, chosen_phases, cost_beside, fit_grid, rotary_of, teacher_if_there, teacher_of
 
 if TYPE_CHECKING:
     import torch
 
     from activault.extract import ExtractOptions, ExtractSummary
-    from activault.extract.backbone import Backbone
-    from activault.train import ProbeReport, Raptor, RolloutMetrics, Run, RunSummary, TrainRecipe
+    from activault.train import ProbeReport, Raptor, RolloutMetrics, Run, RunSummary
 
 __all__ = [
     "Analysis",
@@ -84,14 +85,17 @@ def train_run(
     """Train a recipe to its end, finding its phases and fetching the teacher's blocks from the store."""
     from activault.extract.machine import choose_device
     from activault.train import StageProgress, load_recipe, train
+    from activault.train.checkpoint import write_json
 
     recipe, chosen = load_recipe(recipe_path, overrides), choose_device(device)
     store = open_store(recipe.store)
-    cuts = recipe.cuts if recipe.cuts is not None else _cuts_of(recipe, store, out, quiet)
-    blocks = None
-    if recipe.teacher_block:
-        blocks = list(_teacher_of(store, 'start the blocks at random (init = "random")').blocks)
-    total = recipe.stage1.steps * (len(cuts) + 1) + recipe.stage2.steps
+    phases = chosen_phases(recipe, store, out, quiet=quiet)
+    remedy = 'start the blocks at random (init = "random")'
+    teacher = teacher_of(store, remedy) if recipe.teacher_block else teacher_if_there(store)
+    cost = cost_beside(recipe, store, phases, teacher, out, chosen)
+    if cost and not quiet:
+        show_cost(cost)
+    total = recipe.stage1.steps * len(phases.groups or (*phases.cuts, 0)) + recipe.stage2.steps
     done: dict[str, int] = {}
     with console.progress_bar("train", "steps", quiet=quiet) as advance:
 
@@ -100,34 +104,20 @@ def train_run(
             loss = "" if state.loss is None else f" loss {state.loss:.4f}"
             advance(sum(done.values()), total, f"{state.stage}{loss}")
 
-        return train(
-            recipe, out, store=store, cuts=cuts, teacher_blocks=blocks, device=chosen, progress=report
+        summary = train(
+            recipe,
+            out,
+            store=store,
+            cuts=phases.cuts,
+            groups=phases.groups,
+            teacher_blocks=list(teacher.blocks) if teacher and recipe.teacher_block else None,
+            rotary=rotary_of(store),
+            device=chosen,
+            progress=report,
         )
-
-
-def _teacher_of(store: Store, remedy: str) -> Backbone:
-    """The store's own teacher.
-
-    Raises:
-        ConfigError: it has none, as an imported one.
-        WeightsError: its files are damaged.
-    """
-    from activault.extract.backbone import load_teacher
-
-    if not store.teacher_dir.is_dir() or not any(store.teacher_dir.iterdir()):
-        raise ConfigError(f"this needs the teacher's weights, and {store.path} carries none; {remedy}")
-    return load_teacher(store.teacher_dir)
-
-
-def _cuts_of(recipe: TrainRecipe, store: Store, out: Path, quiet: bool) -> tuple[int, ...]:
-    """The phases of a run that was begun, which `train` then holds against the recipe; else the store's."""
-    assert recipe.num_phases is not None, "a recipe has cuts or num_phases"
-    from activault.train.run_folder import read_run
-
-    if (out / "run.json").exists():
-        cuts = read_run(out).get("model", {}).get("cuts", ())
-        return tuple(int(cut) for cut in cuts)
-    return max_cut_phases(training_similarity(store, quiet=quiet), recipe.num_phases, recipe.cost).cuts
+    if cost and not (out / COST).exists():
+        write_json(out / COST, cost.to_dict())
+    return dataclasses.replace(summary, cost=cost)
 
 
 def probe_run(
@@ -146,7 +136,7 @@ def probe_run(
     store, run, chosen = open_store(path), load_run(run_path), choose_device(device)
     _check_fit(store, run)
     train_rows, test_rows = rows_of(store, "train"), rows_of(store, "test")
-    teacher = _teacher_of(store, "probe from a store that `activault extract` made").to(chosen)
+    teacher = teacher_of(store, "probe from a store that `activault extract` made").to(chosen)
     untrained = repeated_blocks(run.model.config, list(teacher.blocks)).to(chosen)
     with console.progress_bar("probe", "rows", quiet=quiet) as advance:
         report = probe(
@@ -173,12 +163,13 @@ def _probe_identity(store: Store, run: Run) -> dict[str, str]:
 
 
 def _check_fit(store: Store, run: Run) -> None:
-    """A run rolls out from a store of its own teacher; the images may be others."""
+    """A run rolls out from a store of its own teacher; the images may be others, and the grid."""
     if store.manifest.teacher.weights_sha256 != run.teacher_sha256:
         raise ConfigError(
             f"a run is held against its own teacher's activations; {run.path} was trained on weights "
             f"{run.teacher_sha256[:12]}..., {store.path} has {store.manifest.teacher.weights_sha256[:12]}..."
         )
+    fit_grid(run.model, store)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -84,6 +85,15 @@ class CostComparison:
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON takes it."""
         return asdict(self)
+
+    @staticmethod
+    def from_dict(record: dict[str, Any]) -> CostComparison:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: the record is no such comparison.
+        """
+        return TypeAdapter(CostComparison).validate_python(record)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """A table: what, teacher, surrogate, surrogate over teacher."""

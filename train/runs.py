@@ -27,6 +27,7 @@ from activault.store.errors import ConfigError, RunError
 
 from .checkpoint import load_checkpoint
 from .closed_loop import closed_loop_stage
+from .cost import CostComparison
 from .distributed import Peers, joined
 from .finished import write_models
 from .metrics_table import MetricsTable
@@ -60,6 +61,10 @@ class RunSummary:
     """Learned values of the model."""
     finished: bool = True
     """Whether the run is finished; it may not be where one stage alone was asked for."""
+    groups: tuple[tuple[int, ...], ...] | None = None
+    """Its phases, where they are not contiguous."""
+    cost: CostComparison | None = None
+    """Cost beside the teacher's, where the caller had it measured."""
 
 
 def train(
@@ -135,6 +140,7 @@ def train(
         stages=tuple(results),
         num_parameters=model.num_parameters,
         finished=finished,
+        groups=config.groups,
     )
 
 

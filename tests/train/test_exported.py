@@ -7,6 +7,12 @@ from activault import train
 
 def test_public_names() -> None:
     assert sorted(train.__all__) == [
+        "Cost",
+        "CostComparison",
+        "EarlyExit",
+        "Exported",
+        "Identity",
+        "LinearMaps",
         "ModelConfig",
         "ProbeReport",
         "ProbeScore",
@@ -15,6 +21,7 @@ def test_public_names() -> None:
         "RaptorConfig",
         "RepeatedBlocks",
         "RolloutMetrics",
+        "RolloutModel",
         "Run",
         "RunSummary",
         "Stage1Config",
@@ -23,7 +30,12 @@ def test_public_names() -> None:
         "StageProgress",
         "StageResult",
         "TrainRecipe",
+        "compare_cost",
+        "cost_of",
+        "early_exit",
         "evaluate_rollout",
+        "export_run",
+        "fit_linear_maps",
         "load_recipe",
         "load_run",
         "parse_recipe",

@@ -1,0 +1,185 @@
+"""What stands between a store and `train`: its phases, its teacher's modules and tables, the cost beside it.
+
+recipe, store, run's folder  ->  ChosenPhases;  store  ->  the teacher, its rotary tables;  CostComparison
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from activault.analyze import max_cut_phases
+from activault.store import ConfigError, Store, WeightsError
+
+from .phases import training_similarity
+
+if TYPE_CHECKING:
+    import torch
+
+    from activault.extract.backbone import Backbone
+    from activault.extract.rotary import RotaryTables
+    from activault.train import CostComparison, Raptor, TrainRecipe
+
+__all__ = [
+    "COST",
+    "ChosenPhases",
+    "chosen_phases",
+    "cost_beside",
+    "fit_grid",
+    "rotary_of",
+    "teacher_if_there",
+    "teacher_of",
+]
+
+COST = "cost.json"
+"""The run's file of what its model costs beside the teacher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenPhases:
+    """Phases to train with: given, found, or drawn as a control."""
+
+    cuts: tuple[int, ...] = ()
+    """Layers that end a phase, where phases are contiguous."""
+    groups: tuple[tuple[int, ...], ...] | None = None
+    """Layers of each block, where they are not."""
+
+
+def chosen_phases(recipe: TrainRecipe, store: Store, out: Path, *, quiet: bool) -> ChosenPhases:
+    """The recipe's phases, or those of a run that was begun, or the store's own, or a control for these.
+
+    A begun run is not looked into twice: `train` holds what stands there against the recipe.
+    """
+    from activault.train.phases import phases_of_cuts, random_cuts, shuffled_groups
+    from activault.train.run_folder import read_run
+
+    if recipe.cuts is not None or recipe.groups is not None:
+        return ChosenPhases(cuts=recipe.cuts or (), groups=recipe.groups)
+    assert recipe.num_phases is not None, "a recipe has cuts, groups or num_phases"
+    if (out / "run.json").exists():
+        model = read_run(out).get("model", {})
+        groups = model.get("groups")
+        return ChosenPhases(
+            cuts=tuple(int(cut) for cut in model.get("cuts", ())),
+            groups=None if groups is None else tuple(tuple(map(int, group)) for group in groups),
+        )
+    num_layers = store.manifest.teacher.num_blocks
+    if recipe.control == "random":
+        return ChosenPhases(cuts=random_cuts(num_layers, recipe.num_phases, recipe.control_seed))
+    found = max_cut_phases(training_similarity(store, quiet=quiet), recipe.num_phases, recipe.cost).cuts
+    if recipe.control == "shuffled":
+        phases = phases_of_cuts(found, num_layers)
+        return ChosenPhases(groups=shuffled_groups(phases, recipe.control_seed))
+    return ChosenPhases(cuts=found)
+
+
+def teacher_of(store: Store, remedy: str) -> Backbone:
+    """The store's own teacher.
+
+    Raises:
+        ConfigError: it has none, as an imported one.
+        WeightsError: its files are damaged.
+    """
+    from activault.extract.backbone import load_teacher
+
+    if not store.teacher_dir.is_dir() or not any(store.teacher_dir.iterdir()):
+        raise ConfigError(f"this needs the teacher's weights, and {store.path} carries none; {remedy}")
+    return load_teacher(store.teacher_dir)
+
+
+def teacher_if_there(store: Store) -> Backbone | None:
+    """The store's own teacher, or None where its weights are not on this machine."""
+    if store.storage.folder is None or not (store.teacher_dir / "model.safetensors").exists():
+        return None
+    return teacher_of(store, "restore them from a copy of the store")
+
+
+def rotary_of(store: Store) -> RotaryTables | None:
+    """The teacher's rotary tables at the store's grid; None where its positions are not such.
+
+    Raises:
+        ConfigError: there are such, and the store is not on this machine.
+        WeightsError: the teacher's files are damaged.
+    """
+    from activault.extract.teacher_files import read_teacher
+
+    if "rotary" not in _teacher_config(store):
+        return None
+    if store.storage.folder is None:
+        raise ConfigError(
+            f"the teacher's rotary positions are needed as files, and {store.storage.where} is not on this "
+            "machine; `activault pull` makes a copy"
+        )
+    return read_teacher(store.teacher_dir).rotary
+
+
+def _teacher_config(store: Store) -> dict[str, object]:
+    """What `teacher/config.json` says; nothing where a store has no teacher's files."""
+    try:
+        config = json.loads(store.storage.read("teacher/config.json"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as exc:
+        raise WeightsError(
+            f"teacher/config.json of {store.path} is no JSON; restore it from a copy of the store"
+        ) from exc
+    return config if isinstance(config, dict) else {}
+
+
+def fit_grid(model: Raptor, store: Store) -> None:
+    """Give a surrogate with rotary positions the tables of the store's grid, another one than its own or not.
+
+    Raises:
+        ConfigError: the store's teacher has none.
+    """
+    if model.config.rotary is None:
+        return
+    tables = rotary_of(store)
+    if tables is None:
+        raise ConfigError(
+            f"the surrogate has its teacher's rotary positions, and {store.path} has no tables for its grid; "
+            "take a store that `activault extract` made"
+        )
+    model.use_rotary(tables)
+
+
+def cost_beside(
+    recipe: TrainRecipe,
+    store: Store,
+    phases: ChosenPhases,
+    teacher: Backbone | None,
+    out: Path,
+    device: torch.device,
+) -> CostComparison | None:
+    """Parameters, MACs and latency of the recipe's model beside its teacher's; measured once a run.
+
+    They are kept in the run's `cost.json`, so that a run that goes on does not measure again. None in all
+    processes but the first.
+    """
+    import torch
+
+    from activault.train import Raptor, compare_cost
+    from activault.train.run_setup import raptor_config
+
+    if int(os.environ.get("RANK", "0")):
+        return None
+    if kept := _kept_cost(out / COST):
+        return kept
+    blocks = None if teacher is None else list(teacher.to(device).blocks)
+    config = raptor_config(recipe, store, phases.cuts, phases.groups, rotary_of(store), blocks)
+    with torch.random.fork_rng(devices=[]):
+        model = Raptor(config).to(device).eval()
+    return compare_cost(model, blocks, tokens=store.layout.num_tokens, batch_size=1)
+
+
+def _kept_cost(path: Path) -> CostComparison | None:
+    """What an earlier start measured; None if it has to be measured, as where the file is damaged."""
+    from activault.train import CostComparison
+
+    try:
+        return CostComparison.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
