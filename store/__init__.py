@@ -14,8 +14,8 @@ A map of the room; FORMAT.md says what the files of a store mean:
                         root, metadata, completion; card, markup
     places              storage, places, remote, answers, aws, fetching
     writing             creation, differences, buffer, checks, marks, writer
-    reading             selection, shards, reading, recycling, reader, facts, dask_arrays; plan,
-                        prefetch, loader
+    reading             selection, shards, reading, recycling, reader, facts, dask_arrays
+    loading             sampling, splits, plan, turns, batches, pools, prefetch, loader_state, loader
     verify and mend     verify, findings, check_structure, check_records, check_samples, check_precision,
                         check_statistics, check_bytes, check_values, reporting; repair_plan, repair,
                         restoring
@@ -58,12 +58,14 @@ from .provenance import Preprocessing, SourceInfo, TeacherInfo
 from .reader import Store, open_store
 from .records import ShardRecord
 from .samples import Outcome, plan_samples, split_of, split_rows
+from .splits import hold_out_rows
 from .statistics import ChannelStats
 
 if TYPE_CHECKING:
+    from .batches import Batch
     from .buffer import ShardBuffer
     from .creation import create_store
-    from .loader import ActivationLoader, Batch
+    from .loader import ActivationLoader
     from .merging import merge
     from .publishing import publish
     from .transfer import pull
@@ -93,6 +95,7 @@ __all__ = [
     "StoredDtype",
     "FORMAT_VERSION",
     "choose_grid",
+    "hold_out_rows",
     "Outcome",
     "plan_samples",
     "split_of",
@@ -126,7 +129,7 @@ _LATER: Final = {
     "ShardBuffer": "buffer",
     "create_store": "creation",
     "ActivationLoader": "loader",
-    "Batch": "loader",
+    "Batch": "batches",
     "merge": "merging",
     "publish": "publishing",
     "pull": "transfer",

@@ -1,77 +1,47 @@
-"""Executing an epoch's plan: pools are read on threads while batches are cut from the one before.
+"""Executing turns: pools are read on threads while batches are cut from the one before.
 
-An `EpochPlan` in, its batches' tokens (batch, layers, tokens, dim) out, in order and without a gap: a fault
-in a thread is raised where its batch would have been. At most two pools and two batches are held. A pool
-holds values in as few bytes as the store's shard buffers do (1 for int8 codes, 2 for 16-bit floats), and a
-batch's memory is used again once the consumer has let go of it.
+Turns (see `turns.py`) in; their batches' tokens (batch, layers, tokens, dim) out, in order and without a gap:
+a fault in a thread is raised where its batch would have been. At most two pools and two batches are held. The
+first pool of a turn is read while the last batches of the one before are cut.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from .codecs import held_type
-from .conversion import MAX_BFLOAT16
-from .errors import ConfigError, PrecisionError
-from .layout import TokenKind
-from .plan import EpochPlan
-from .quantise import Steps
-from .reading import ChunkSource, by_kind, read_jobs
-from .recycling import Recycler
+from .errors import ConfigError
+from .pools import PoolRead, Pools
+from .turns import RankPool, Turn
 
 __all__ = ["Execution"]
 
 Result = TypeVar("Result")
+PoolName = tuple[int, int]
+"""Number of the turn, and of the pool in it."""
 _BATCHES_AHEAD: Final = 2
-_BLOCK_VALUES: Final = 1 << 17
-
-
-@dataclass(frozen=True)
-class _PoolRead:
-    """A pool that is being read."""
-
-    values: Mapping[TokenKind, npt.NDArray[Any]]
-    """A kind's (rows or more, layers, tokens, dim) in the pool's order, so that a batch is a run of it."""
-    jobs: Sequence[Future[None]]
-
-    def wait(self) -> None:
-        """Until all of it is there; raises what a thread raised."""
-        for job in self.jobs:
-            job.result()
+_MOST_POOLS: Final = 2
 
 
 class Execution:
-    """One run through the rest of an epoch; a context manager, which ends its threads."""
+    """One run through some turns; a context manager, which ends its threads.
 
-    def __init__(
-        self,
-        source: ChunkSource,
-        plan: EpochPlan,
-        *,
-        layers: Sequence[int],
-        kinds: Sequence[TokenKind],
-        dtype: torch.dtype,
-        num_threads: int,
-        pool_memory: Mapping[TokenKind, Recycler],
-        batch_memory: Recycler,
-    ) -> None:
-        self._source = source
-        self._plan = plan
-        self._layers = layers
-        self._kinds = kinds
-        self._dtype = dtype
-        self._pool_memory = pool_memory
-        self._batch_memory = batch_memory
-        self._pools: dict[int, _PoolRead] = {}
+    Args:
+        pools: what pools and batches are like.
+        turns: the turn of a number from 0 on; None behind the last.
+        num_threads: that read; 0 reads in the caller's thread.
+    """
+
+    def __init__(self, pools: Pools, turns: Callable[[int], Turn | None], num_threads: int) -> None:
+        self._pools = pools
+        self._turns = turns
+        self._known: dict[int, Turn | None] = {}
+        self._read: dict[PoolName, tuple[PoolRead, RankPool]] = {}
         self._process = os.getpid()
         self._readers = ThreadPoolExecutor(num_threads, "activault-pool") if num_threads else None
         # Batches are cut on a thread of their own: behind the next pool's reads they would wait for all of
@@ -86,27 +56,39 @@ class Execution:
             # A fork has none of the threads, and perhaps their locks as they were held: it must not wait.
             if threads is not None and self._process == os.getpid():
                 threads.shutdown(cancel_futures=True)
-        self._pools.clear()
+        self._read.clear()
 
-    def batches(self, first: int) -> Iterator[tuple[range, torch.Tensor]]:
-        """`(places in the epoch, tokens)` of every batch from number `first` on.
+    def batches(self) -> Iterator[tuple[Turn, int, torch.Tensor]]:
+        """`(turn, number of the step, tokens)` of every step.
 
         Raises:
             ConfigError: it goes on in a fork of the process that began it.
         """
-        plan = self._plan
-        ahead: deque[tuple[int, Future[torch.Tensor]]] = deque()
-        submitted = first
-        while submitted < plan.num_batches or ahead:
+        steps = self._steps()
+        ahead: deque[tuple[int, int, Future[torch.Tensor]]] = deque()
+        # A view costs nothing to cut, and one that waits for its turn would hold on to its pool.
+        most = _BATCHES_AHEAD if self._cutter and not self._pools.are_views else 1
+        # The consumer still looks at the batch before when it asks for the next: its pool is not given up
+        # until then, if it is a view of that.
+        done: PoolName | None = None
+        while True:
             self._refuse_fork()
-            while submitted < plan.num_batches and len(ahead) < (_BATCHES_AHEAD if self._cutter else 1):
-                ahead.append((submitted, self._submit(submitted)))
-                submitted += 1
-            batch, cut = ahead.popleft()
+            while len(ahead) < most and (following := next(steps, None)) is not None:
+                ahead.append((*following, self._submit(*following)))
+            if not ahead:
+                return
+            number, step, cut = ahead.popleft()
+            turn = self._turn(number)
+            assert turn is not None
+            last = (number, turn.pools_of(step)[-1])
+            self._read_ahead(last)
             tokens = cut.result()
             del cut
-            self._turn_over(plan.pools_of(batch))
-            yield plan.span(batch), tokens
+            done = (done if self._pools.are_views else last) or last
+            self._give_up_before(done)
+            self._read_ahead(last)
+            done = last
+            yield turn, step, tokens
 
     def _refuse_fork(self) -> None:
         if self._process != os.getpid():
@@ -116,61 +98,61 @@ class Execution:
                 "children by spawn"
             )
 
-    def _turn_over(self, pools: range) -> None:
-        """Let go of the pools that a batch, now cut, has emptied, and read the one after it."""
-        for number in [number for number in self._pools if number < pools[-1]]:
-            del self._pools[number]
-        if self._readers is not None and pools.stop < len(self._plan.pools):
-            self._start(pools.stop)
+    def _turn(self, number: int) -> Turn | None:
+        if number not in self._known:
+            self._known[number] = self._turns(number)
+            self._known.pop(number - 3, None)
+        return self._known[number]
 
-    def _submit(self, batch: int) -> Future[torch.Tensor]:
-        span = self._plan.span(batch)
+    def _steps(self) -> Iterator[tuple[int, int]]:
+        """`(number of the turn, step)` of all of them."""
+        number = 0
+        while (turn := self._turn(number)) is not None:
+            for step in range(turn.num_steps):
+                yield number, step
+            number += 1
+
+    def _after(self, name: PoolName) -> PoolName | None:
+        """The pool that is needed next after one; None if there is none."""
+        number, pool = name
+        turn = self._turn(number)
+        assert turn is not None
+        if pool < turn.pools_of(turn.num_steps - 1)[-1]:
+            return number, pool + 1
+        following = self._turn(number + 1)
+        return None if following is None else (number + 1, following.pools_of(0)[0])
+
+    def _give_up_before(self, name: PoolName) -> None:
+        """Let go of the pools that have been emptied."""
+        for earlier in [each for each in self._read if each < name]:
+            del self._read[earlier]
+
+    def _read_ahead(self, name: PoolName) -> None:
+        """Read the pool after one, if there is room."""
+        if self._readers is not None and len(self._read) < _MOST_POOLS:
+            following = self._after(name)
+            if following is not None:
+                self._start(following)
+
+    def _submit(self, number: int, step: int) -> Future[torch.Tensor]:
+        turn = self._turn(number)
+        assert turn is not None
         pieces = []
-        for number in self._plan.pools_of(batch):
-            pool = self._plan.pools[number]
-            run = slice(max(span.start, pool.start) - pool.start, min(span.stop, pool.stop) - pool.start)
-            pieces.append((self._start(number), run))
-        return _call(self._cutter, lambda: self._cut(pieces))
+        for pool in turn.pools_of(step):
+            read, mine = self._start((number, pool))
+            pieces.append((read, mine.runs[step]))
+        return _call(self._cutter, lambda: self._pools.cut(pieces))
 
-    def _start(self, number: int) -> _PoolRead:
+    def _start(self, name: PoolName) -> tuple[PoolRead, RankPool]:
         """The read of one pool, begun if it is not yet."""
-        if number not in self._pools:
-            rows = self._plan.pools[number].rows
-            values = self._space()
-            outs = {kind: held[: len(rows)] for kind, held in values.items()}
-            jobs = read_jobs(self._source, rows, self._layers, outs)
-            self._pools[number] = _PoolRead(values, [_call(self._readers, job) for job in jobs])
-        return self._pools[number]
-
-    def _space(self) -> Mapping[TokenKind, npt.NDArray[Any]]:
-        """Room for the largest pool, if possible that of one before: new pages cost a fault each."""
-        num_rows = max(len(pool.rows) for pool in self._plan.pools)
-        manifest = self._source.manifest
-        return {
-            kind: self._pool_memory[kind].array(
-                (num_rows, len(self._layers), manifest.layout.count(kind), manifest.dim),
-                held_type(manifest, kind),
-            )
-            for kind in self._kinds
-        }
-
-    def _cut(self, pieces: Sequence[tuple[_PoolRead, slice]]) -> torch.Tensor:
-        """A batch's tokens, a copy of runs of one pool or more."""
-        manifest = self._source.manifest
-        num_rows = sum(run.stop - run.start for _, run in pieces)
-        num_tokens = sum(manifest.layout.count(kind) for kind in self._kinds)
-        shape = (num_rows, len(self._layers), num_tokens, manifest.dim)
-        numbers = np.dtype({2: np.uint16, 4: np.float32}[self._dtype.itemsize])
-        tokens = self._batch_memory.array(shape, numbers)
-        start = 0
-        for pool, run in pieces:
-            pool.wait()
-            stop = start + run.stop - run.start
-            for kind, out in by_kind(tokens[start:stop], manifest, self._kinds).items():
-                steps = [self._source.steps(layer, kind) for layer in self._layers]
-                _convert(pool.values[kind][run], torch.from_numpy(out).view(self._dtype), steps)
-            start = stop
-        return torch.from_numpy(tokens).view(self._dtype)
+        if name not in self._read:
+            number, pool = name
+            turn = self._turn(number)
+            assert turn is not None
+            mine = turn.pool(pool)
+            read = self._pools.read(mine.rows, turn.most_rows, lambda job: _call(self._readers, job))
+            self._read[name] = read, mine
+        return self._read[name]
 
 
 def _one_core_thread() -> ThreadPoolExecutor:
@@ -197,36 +179,3 @@ def _call(threads: ThreadPoolExecutor | None, work: Callable[[], Result]) -> Fut
     done: Future[Result] = Future()
     done.set_result(work())
     return done
-
-
-def _convert(held: npt.NDArray[Any], out: torch.Tensor, steps: Sequence[Steps | None]) -> None:
-    """Held values (rows, layers, tokens, dim) into a batch, by torch: NumPy takes several times as long."""
-    values = torch.from_numpy(held)
-    if held.dtype == np.int8:
-        _decode(values, out, steps)
-    else:
-        out.copy_(values.view(torch.bfloat16) if held.dtype == np.uint16 else values)
-    if out.dtype == torch.float16 and held.dtype != np.float16 and not bool(out.isfinite().all()):
-        raise PrecisionError("float16 holds values up to 65504; one of this batch is beyond; take bfloat16")
-    if out.dtype == torch.bfloat16 and held.dtype == np.float32 and not bool(out.isfinite().all()):
-        raise PrecisionError(
-            f"bfloat16 holds values up to {MAX_BFLOAT16:.6g}; one of this batch is beyond; take float32"
-        )
-
-
-def _decode(codes: torch.Tensor, out: torch.Tensor, steps: Sequence[Steps | None]) -> None:
-    """Codes (rows, layers, tokens, dim) into a batch, in blocks that stay in a core's own cache."""
-    rows = max(1, _BLOCK_VALUES // max(1, codes[0, 0].numel()))
-    block = torch.empty((min(rows, len(codes)), *codes.shape[2:]))
-    for layer, step in enumerate(steps):
-        assert step is not None
-        offset, scale = torch.from_numpy(step.offset), torch.from_numpy(step.scale)
-        for start in range(0, len(codes), rows):
-            into = out[start : start + rows, layer]
-            values = block[: len(into)]
-            values.copy_(codes[start : start + rows, layer])
-            # The product of a code and its step is exact: fused with the sum or not, the bits are the same.
-            if out.dtype == torch.float32:
-                torch.addcmul(offset, values, scale, out=into)
-            else:
-                into.copy_(torch.addcmul(offset, values, scale, out=values))

@@ -29,6 +29,7 @@ __all__ = [
     "Recorded",
     "coded",
     "content_hash",
+    "drawn",
     "label_ids",
     "outcome_columns",
     "plan_samples",
@@ -47,8 +48,6 @@ _HASH_ROWS: Final = 65_536
 _BLOCK_ROWS: Final = 65_536
 """Rows that are expanded at a time."""
 _UNKNOWN: Final = int(np.iinfo(np.int32).min)
-_TEST_BOUND: Final = np.uint64(int(0.2 * 2**64))
-"""Keys whose hash is below go to testing: one fifth."""
 _FOLDERS = {"train": "train"} | dict.fromkeys(("test", "val", "valid", "validation"), "test")
 
 
@@ -240,13 +239,13 @@ def split_of(key: str) -> str | None:
     return _FOLDERS.get(folder.lower()) if slash else None
 
 
-def split_rows(samples: pa.Table, rows: Int64) -> dict[str, Int64]:
+def split_rows(samples: pa.Table, rows: Int64, *, fraction: float = 0.2, seed: int = 0) -> dict[str, Int64]:
     """`rows` parted into `train` and `test`, each in the given order.
 
     If any key of the whole table begins with a split folder (`train`; `test`, `val`, `valid`, `validation`),
     by that folder, and rows without one go to `train`: a stray file never moves a test image into training.
-    Otherwise by a hash of the key, one fifth for testing. Which of the two holds depends on the whole table,
-    not on `rows`.
+    Otherwise by a hash of the key and `seed`, `fraction` of them for testing: a key's side does not depend on
+    the other rows. Which of the two holds depends on the whole table, not on `rows`.
 
     10 million rows: 1 s by folder, 2 s by hash of every key; 30 MB beside the result.
     """
@@ -258,7 +257,7 @@ def split_rows(samples: pa.Table, rows: Int64) -> dict[str, Int64]:
     else:
         asked = np.zeros(len(keys), np.bool_)
         asked[rows] = True
-        in_test = _drawn(keys, asked)[rows]
+        in_test = drawn(keys, asked, fraction, seed)[rows]
     return {"train": rows[~in_test], "test": rows[in_test]}
 
 
@@ -269,12 +268,13 @@ def _begins(keys: Any, folders: Sequence[str]) -> Any:
     return pc.match_substring_regex(keys, f"^(?:{'|'.join(spelled)})/")
 
 
-def _drawn(keys: Any, asked: Mask) -> Mask:
-    """Whether the hash of a key draws it for testing, of the rows asked for; False for all others."""
-    drawn = np.zeros(len(keys), np.bool_)
+def drawn(keys: Any, asked: Mask, fraction: float, seed: int) -> Mask:
+    """Whether the hash of a key is in the lowest `fraction`, of the rows asked for; False for all others."""
+    bound = int(fraction * 2**64)
+    found = np.zeros(len(keys), np.bool_)
     for start in range(0, len(keys), _BLOCK_ROWS):
         wanted = asked[start : start + _BLOCK_ROWS]
         texts = keys.slice(start, _BLOCK_ROWS).filter(pa.array(wanted)).cast(pa.binary()).to_numpy()
-        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, texts), np.uint64, len(texts))
-        drawn[start + np.flatnonzero(wanted)] = hashes < _TEST_BOUND
-    return drawn
+        hashes = (xxhash.xxh3_64_intdigest(text, seed) < bound for text in texts)
+        found[start + np.flatnonzero(wanted)] = np.fromiter(hashes, np.bool_, len(texts))
+    return found
