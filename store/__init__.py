@@ -12,7 +12,7 @@ A map of the room; FORMAT.md says what the files of a store mean:
                         tally, shard_files, shard_writing
     tables and records  files, locks, sealed, outcomes, samples, sample_tables, records, presence, index,
                         root, metadata, completion; card, markup
-    places              storage, places, remote, answers, aws, fetching
+    places              storage, places, remote, answers, aws, fetching, cache_folder, cached
     writing             creation, differences, buffer, checks, marks, writer
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays
     loading             sampling, splits, plan, turns, batches, pools, prefetch, loader_state, loader

@@ -50,7 +50,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """Rows that are read together: every `strides`-th of the epoch's ascending rows from place `firsts` on."""
+    """Rows that are read together: every `strides`-th of the ascending rows from place `firsts` on."""
 
     firsts: Int64
     strides: Int64

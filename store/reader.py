@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrow import pa
+from .cached import with_cache
 from .completion import is_completed
 from .conversion import ReadDtype, numpy_dtype
 from .dask_arrays import dask_array
@@ -43,7 +44,9 @@ __all__ = ["Store", "open_store"]
 Int64 = npt.NDArray[np.int64]
 
 
-def open_store(path: Path | str) -> Store:
+def open_store(
+    path: Path | str, *, cache_dir: Path | str | None = None, cache_bytes: int | None = None
+) -> Store:
     """Open the store at a path or URL for reading; what later writers add is seen when it is opened again.
 
     Args:
@@ -58,7 +61,7 @@ def open_store(path: Path | str) -> Store:
         AccessDeniedError: it may not be read.
         UnreachableError: the place does not answer.
     """
-    return _open(open_storage(path))
+    return _open(with_cache(open_storage(path), cache_dir, cache_bytes))
 
 
 def _open(storage: Storage) -> Store:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .cached import forget_recorded
 from .chunk_index import MAX_REQUEST_BYTES, IndexCache
 from .codecs import FILL_CODE, fill_of, held_type
 from .conversion import convert_rows
@@ -90,10 +91,22 @@ class ChunkSource:
             StorageError: the file cannot be read.
             PrecisionError: a value is beyond what `out` can hold.
         """
+        shard = parts[0].chunk // self.manifest.chunks_per_shard
+        record = self.files(shard)[self._places[array]]
+        try:
+            self._read_parts(parts, array, record, out)
+        except CorruptStoreError:
+            # What came over a network wrong once would come out of a cache so for ever.
+            if not forget_recorded(self.storage, record):
+                raise
+            self._read_parts(parts, array, record, out)
+
+    def _read_parts(
+        self, parts: Sequence[ChunkRows], array: ArrayKey, file_record: ArrayFile, out: npt.NDArray[Any]
+    ) -> None:
         manifest = self.manifest
         shard = parts[0].chunk // manifest.chunks_per_shard
         by_chunk = {part.chunk - shard * manifest.chunks_per_shard: part for part in parts}
-        file_record = self.files(shard)[self._places[array]]
         # bfloat16 values, float32 in the file, come as bit patterns: the form that they are held in.
         scratch = _space.decoded(manifest.chunk_shape(array.kind), held_type(manifest, array.kind))
         steps = self.steps(array.layer, array.kind)

@@ -1,8 +1,8 @@
 """Rows of an epoch drawn by weight, with replacement: a pure function of weights, seed and epoch.
 
 Rows and a weight each in; as many draws as there are rows out, ascending, some rows several times, some not
-at all. Every row comes as often as its share of the weights says, rounded up or down by chance, so that an epoch
-strays less from the weights than independent draws would (systematic resampling: Kitagawa 1996).
+at all. Every row comes as often as its share of the weights says, rounded up or down by chance, so that an
+epoch strays less from the weights than independent draws would (systematic resampling: Kitagawa 1996).
 """
 
 from __future__ import annotations

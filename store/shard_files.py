@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .cached import open_recorded
 from .chunk_index import MAX_GAP_BYTES, IndexCache, join_spans, read_chunk_index
 from .codecs import most_chunk_bytes
 from .decoding import decode_chunk
@@ -52,7 +53,7 @@ class ShardFile:
         # Here nothing that is not wanted is read: asking twice costs microseconds.
         self._max_gap = 0 if storage.folder is not None else MAX_GAP_BYTES
         with self._missing_is_corrupt():
-            self._file = storage.open(record.path, record.bytes)
+            self._file = open_recorded(storage, record)
         try:
             with self._missing_is_corrupt():  # a file that is far away is missing only when it is read
                 self._index = indices.get(
