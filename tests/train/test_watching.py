@@ -15,6 +15,7 @@ from activault.store.errors import MissingExtraError
 from activault.train.recipe import TrainRecipe
 from activault.train.runs import train
 from activault.train.stages import StageProgress
+from activault.train.wandb_watcher import WandbWatcher
 from activault.train.watching import TensorBoard, Watcher, scalars_of
 
 MakeRecipe = Callable[..., TrainRecipe]
@@ -117,3 +118,56 @@ def test_a_constant_r2_is_no_number_to_draw() -> None:
         ("validation/mean_r2", 0.5),
         ("validation/r2/cls/layer_02", 0.25),
     ]
+
+
+class FakeRun:
+    """What the watcher needs of a W&B run that has steps up to `step` already."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.sent: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.sent.append((step, values))
+
+    def finish(self) -> None:
+        self.sent.append((-1, {}))
+
+
+def test_wandb_is_sent_what_it_has_not_got(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    asked: list[dict[str, Any]] = []
+    run = FakeRun(step=3)
+
+    def init(**options: Any) -> FakeRun:
+        asked.append(options)
+        return run
+
+    monkeypatch.setattr(wandb, "init", init)
+    watcher = WandbWatcher("surrogates", tmp_path / "k3", "hash", {"seed": 0})
+    watcher.begin("phase_1", [{"step": step, "loss": 1.0 / step} for step in (1, 2, 3)])
+    watcher.write("phase_1", {"step": 4, "loss": 0.25})
+    watcher.begin("phase_2", [])
+    watcher.close()
+    assert run.sent == [(3, {"loss": 1 / 3}), (4, {"loss": 0.25}), (-1, {}), (-1, {})]
+    assert [options["name"] for options in asked] == ["k3/phase_1", "k3/phase_2"]
+    assert {options["group"] for options in asked} == {"k3"}
+    assert len({options["id"] for options in asked}) == 2
+
+
+def test_wandb_offline_keeps_a_run_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    (tmp_path / "k3").mkdir()
+    watcher = WandbWatcher("surrogates", tmp_path / "k3", "hash", {"seed": 0})
+    watcher.begin("phase_1", [{"step": 1, "loss": 0.5}])
+    watcher.write("phase_1", {"step": 2, "loss": 0.25})
+    watcher.close()
+    assert len(list((tmp_path / "k3" / "wandb").glob("offline-run-*/*.wandb"))) == 1
+
+
+def test_a_missing_wandb_is_told_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'activault\[wandb\]'"):
+        WandbWatcher("surrogates", tmp_path, "hash", {})
