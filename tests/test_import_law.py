@@ -35,7 +35,9 @@ PLACES = {
     "google_crc32c": ("store/",),
     "rich": ("jobs/",),
     "simplejpeg": ("extract/fast_jpeg.py",),
+    "tensorboard": (),
     "timm": ("extract/architectures.py", "extract/backbone.py", "extract/fitting.py"),
+    "wandb": ("train/wandb_watcher.py",),
     "xxhash": ("store/",),
     "zarr": ("store/",),
 }
