@@ -49,12 +49,13 @@ def test_every_recipe_that_comes_with_the_project_loads(file: Path) -> None:
     assert recipe.stage2.steps > 0
 
 
-def test_the_papers_recipe_is_the_defaults_but_for_depth_and_mlp() -> None:
-    paper = load_recipe(next(file for file in RECIPES if file.stem == "paper_k3"))
+@pytest.mark.parametrize(("name", "cuts"), [("k2", [7]), ("k3", [7, 10]), ("k4", [4, 7, 10])])
+def test_the_papers_recipes_are_the_defaults_but_for_depth_and_mlp(name: str, cuts: list[int]) -> None:
+    paper = load_recipe(next(file for file in RECIPES if file.stem == f"paper_{name}"))
     steps = {"steps": 312_500}
     model = {"depth": "raw", "mlp": "swiglu"}
     assert paper == parse_recipe(
-        {"store": "imagenet.zarr", "cuts": [7, 10], "model": model, "stage1": steps, "stage2": steps}
+        {"store": "imagenet.zarr", "cuts": cuts, "model": model, "stage1": steps, "stage2": steps}
     )
     assert (paper.init, paper.stage1.warmup_steps, paper.stage2.warmup_steps) == ("random", 10_000, 10_000)
 
@@ -80,6 +81,12 @@ def test_defaults_are_the_papers_but_for_depth_and_mlp(path: Path) -> None:
         ("stage2.steps=7", "stage2.steps", 7),
         ("seed = 3", "seed", 3),
         ("model.mlp=swiglu", "model.mlp", "swiglu"),
+        ("stage2.noise=0.05", "stage2.noise", 0.05),
+        ("stage1.horizon_start=2", "stage1.horizon_start", 2),
+        ("stage2.precision=bfloat16", "stage2.precision", "bfloat16"),
+        ("stage1.loss=cosine", "stage1.loss", "cosine"),
+        ("stage2.targets=last", "stage2.targets", "last"),
+        ("stage1.compile=true", "stage1.compile", True),
         ("model.mlp='swiglu_iso'", "model.mlp", "swiglu_iso"),
         ("stage1.learning_rate=1e-4", "stage1.learning_rate", 1e-4),
         ("stage2.token_weights=plain", "stage2.token_weights", "plain"),
@@ -135,6 +142,15 @@ def test_cuts_may_stand_for_num_phases() -> None:
             ["nothing"],
             r"an override is key=value with a dotted key, such as stage2\.steps=100; got 'nothing'",
         ),
+        (["stage1.noize=0.1"], r"unknown key stage1\.noize = 0\.1; did you mean noise"),
+        (["stage2.ema=0.9"], r"unknown key stage2\.ema = 0\.9; did you mean"),
+        (["stage1.accumulate=3"], r"stage1: batch_size is a multiple of accumulate; got 64 and 3"),
+        (
+            ["stage2.validate_every=5"],
+            r"stage2\.validate_every needs rows that are held out; got validation = 0",
+        ),
+        (["stage2.precision=half"], r"stage2\.precision = 'half' does not fit"),
+        (["groups=[[1, 2]]"], r"one of cuts and num_phases is given; got cuts None, num_phases 3, groups"),
         (["seed.x=1"], r"unknown key seed\.x|does not fit"),
         (["init.x=1"], r"--set init\.x=1: init is a value and has no keys"),
         (["seed=[1"], r"--set seed=\[1: the value is TOML"),
@@ -162,10 +178,40 @@ def test_missing_key_and_missing_file(path: Path, tmp_path: Path) -> None:
 def test_identity_leaves_the_stores_path_out_and_nothing_else(path: Path) -> None:
     recipe = load_recipe(path)
     assert load_recipe(path, ["store=elsewhere"]).identity() == recipe.identity()
-    for override in ("seed=1", "stage1.clip=2.0", "model.depth=raw", "split=all"):
+    for override in (
+        "seed=1",
+        "stage1.clip=2.0",
+        "model.depth=raw",
+        "split=all",
+        "validation=0.1",
+        "control=random",
+        "stage1.noise=0.1",
+        "stage2.keep=2",
+    ):
         assert load_recipe(path, [override]).identity() != recipe.identity()
 
 
 def test_recipe_survives_json(path: Path) -> None:
     recipe = load_recipe(path)
     assert TrainRecipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+def test_a_control_without_phases_to_find_is_refused() -> None:
+    stage = {"steps": 0}
+    with pytest.raises(
+        ConfigError, match="a control is drawn for num_phases; got control 'random' without it"
+    ):
+        parse_recipe({"store": "s", "cuts": [7], "control": "random", "stage1": stage, "stage2": stage})
+
+
+def test_the_identity_of_a_plain_recipe_is_that_of_the_first_version(path: Path) -> None:
+    """Runs of then go on: keys that came later are not told while they say nothing."""
+    identity = load_recipe(path).identity()
+    assert sorted(identity) == [
+        *("cost", "cuts", "init", "model", "num_phases", "seed", "split", "stage1", "stage2"),
+    ]
+    assert sorted(identity["model"]) == ["depth", "eps", "layer_scale", "mlp", "qkv_bias"]
+    assert sorted(identity["stage2"]) == [
+        *("batch_size", "beta2", "checkpoint_every", "clip", "floor", "learning_rate", "log_every", "loss"),
+        *("steps", "token_weights", "warmup_steps", "weight_decay"),
+    ]
