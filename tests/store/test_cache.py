@@ -308,7 +308,7 @@ def test_a_cache_that_holds_too_little_is_refused(server: StaticServer, cache: P
     with pytest.raises(ConfigError, match="a cache holds at least 8192 bytes; got 100"):
         opened(server, cache, 100)
     cache.write_text("a file")
-    with pytest.raises(StorageError, match="the cache folder .* cannot be made"):
+    with pytest.raises(StorageError, match=r"the cache folder .* cannot be made"):
         opened(server, cache)
 
 
