@@ -15,7 +15,9 @@ from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 from activault.store import ActivaultError, ConfigError, MissingExtraError
 
 from . import commands, console, sharing
+from .exporting import export
 from .importing import import_
+from .sweeping import sweep
 
 __all__ = ["app", "main"]
 
@@ -40,6 +42,8 @@ for _name in ("demo", "extract", "info", "verify", "phases", "train", "probe", "
 for _name in ("pull", "merge", "publish"):
     app.command(getattr(sharing, _name))
 app.command(import_, name="import")
+app.command(sweep)
+app.command(export)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

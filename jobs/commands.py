@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from . import console
+from .baselines import BaselineName
 from .checking import info, verify
 from .extracting import extract
 
@@ -93,16 +94,23 @@ def train(
     *,
     out: Path,
     set_: tuple[str, ...] = (),
+    stage: str | None = None,
     device: str = "auto",
+    no_tensorboard: bool = False,
+    wandb: str | None = None,
     json: bool = False,
 ) -> int:
     """Train a block-recurrent surrogate from a store: each phase alone, then closed loop end to end.
 
-    Run it again and it goes on from the last checkpoint.
+    Run it again and it goes on from the last checkpoint. Phases may train side by side in processes of their
+    own, each by --stage; the closed loop starts when all are finished. torchrun and srun share one run's
+    batches out among their processes.
 
     ```
     activault train recipes/demo.toml --out runs/k3 --set store=photos.zarr
     activault train recipes/demo.toml --out runs/k2 --set store=photos.zarr num_phases=2
+    activault train recipes/demo.toml --out runs/k3 --set store=photos.zarr --stage phase_2
+    torchrun --nproc-per-node 4 -m activault.jobs train recipes/paper_k3.toml --out runs/k3
     ```
 
     Parameters
@@ -113,14 +121,33 @@ def train(
         The run's folder.
     set_
         Values that replace the recipe's, as key=value with dotted keys.
+    stage
+        Train this stage alone: phase_1, phase_2, ..., or closed_loop.
     device
         auto, cpu, cuda, cuda:1, mps.
+    no_tensorboard
+        Write no event files for TensorBoard into the run's folder.
+    wandb
+        A project of Weights & Biases to send the figures to.
     json
         Print the summary as JSON.
     """
+    from activault.train.distributed import place_in
+
     from . import show, tasks
 
-    summary = tasks.train_run(recipe, out, overrides=set_, device=device, quiet=json)
+    summary = tasks.train_run(
+        recipe,
+        out,
+        overrides=set_,
+        stage=stage,
+        device=device,
+        tensorboard=not no_tensorboard,
+        wandb=wandb,
+        quiet=json,
+    )
+    if place_in().rank:
+        return 0
     if json:
         console.print_json({**dataclasses.asdict(summary), "path": str(summary.path)})
     else:
@@ -132,19 +159,24 @@ def probe(
     store: Path,
     /,
     *,
-    run: Path,
+    run: Path | None = None,
+    baseline: tuple[BaselineName, ...] = (),
+    k: int = 3,
     task: Literal["classification"] = "classification",
     device: str = "auto",
     json: bool = False,
 ) -> int:
-    """Linear probes of teacher and surrogate from the store, beside two baselines.
+    """Linear probes of teacher and surrogate from the store, beside baselines.
 
     Each model is read out by the frozen head (fitted on the teacher's training rows) and by a head fitted
     anew on its own. Training and test rows are those under train/ and test/, or drawn by key where there
-    are no such folders.
+    are no such folders. Identity and, beside a run, untrained teacher blocks are always probed; baselines
+    that are asked for are fitted to training rows and also rolled out, which gives R2 per layer.
 
     ```
     activault probe photos.zarr --run runs/k3
+    activault probe photos.zarr --run runs/k3 --baseline linear power
+    activault probe photos.zarr --baseline linear power repeated --k 3
     ```
 
     Parameters
@@ -153,6 +185,11 @@ def probe(
         The store.
     run
         A finished run.
+    baseline
+        Further models: identity, linear (one linear map a span), power (one linear map a phase, applied
+        again and again), repeated (an untrained teacher block a phase).
+    k
+        Phases of the baselines where there is no run, found from the training rows.
     task
         What the head predicts.
     device
@@ -160,13 +197,14 @@ def probe(
     json
         Print the report as JSON.
     """
-    from . import show, tasks
+    from . import probing, show
 
-    report = tasks.probe_run(store, run, task=task, device=device, quiet=json).to_dict()
+    found = probing.probe_run(store, run, baselines=baseline, k=k, task=task, device=device, quiet=json)
     if json:
-        console.print_json(report)
+        console.print_json(found.to_dict())
     else:
-        show.show_probe(report)
+        show.show_probe(found.report.to_dict())
+        show.show_rollouts(found.rollouts)
     return 0
 
 

@@ -24,7 +24,7 @@ from activault.extract import ExtractOptions
 from activault.extract.demo_crops import DemoImages, demo_images
 from activault.train.checkpoint import write_atomically
 
-from . import console, inspect, show, tasks
+from . import console, inspect, probing, show, tasks
 from .phases import SHOWN_PHASES, find_phases
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def run_demo(out: Path, options: DemoOptions | None = None, *, quiet: bool = Fal
         show.show_phases(find_phases(store, k=SHOWN_PHASES))
     training = _train(out, options.overrides, quiet)
     _say(quiet, f"activault probe {store} --run {run}")
-    tasks.probe_run(store, run, quiet=quiet)
+    probing.probe_run(store, run, quiet=quiet)
     _say(quiet, f"activault analyze {store} --run {run} --out {report}")
     analysis = tasks.write_analysis(store, report, run_path=run, quiet=quiet)
     return DemoResult(

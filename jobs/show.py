@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,19 @@ from . import console
 
 if TYPE_CHECKING:
     from activault.extract import ExtractSummary
-    from activault.train import CostComparison, RunSummary
+    from activault.train import CostComparison, RolloutMetrics, RunSummary
 
     from .phases import FoundPhases
 
-__all__ = ["bytes_line", "show_cost", "show_extraction", "show_phases", "show_probe", "show_training"]
+__all__ = [
+    "bytes_line",
+    "show_cost",
+    "show_extraction",
+    "show_phases",
+    "show_probe",
+    "show_rollouts",
+    "show_training",
+]
 
 
 def bytes_line(num_bytes: int, float32_bytes: int) -> str:
@@ -98,5 +107,24 @@ def show_probe(probe: dict[str, Any]) -> None:
     )
     columns = ("model", "accuracy\nfrozen", "accuracy\nrefitted", "retention\nfrozen", "retention\nrefitted")
     console.out.print(console.table(title, columns, rows))
+    if "surrogate" not in probe["scores"]:
+        return
     verdict = "beats" if probe["beats_baselines"] else "does NOT beat"
     console.out.print(f"The surrogate {verdict} every baseline under both heads.")
+
+
+def show_rollouts(rollouts: Mapping[str, RolloutMetrics]) -> None:
+    """R2 of every model's closed loop: the mean over layers, and the last layer."""
+    if not rollouts:
+        return
+    kinds = list(next(iter(rollouts.values())).r2)
+    rows = []
+    for name, metrics in rollouts.items():
+        values = {kind: [value for value in metrics.r2[kind] if value is not None] for kind in kinds}
+        means = [f"{sum(found) / len(found):.3f}" if found else "-" for found in values.values()]
+        lasts = [f"{metrics.r2[kind][-1]:.3f}" if metrics.r2[kind][-1] is not None else "-" for kind in kinds]
+        rows.append((name, *means, *lasts))
+    columns = [f"{kind}\n{which}" for which in ("mean", "last") for kind in kinds]
+    num_rows = next(iter(rollouts.values())).num_rows
+    title = f"R2 of the closed loop on {num_rows:,} test rows: mean over layers, and last layer"
+    console.out.print(console.table(title, ("model", *columns), rows))

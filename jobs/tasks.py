@@ -1,18 +1,15 @@
 """The work behind each command that needs torch: it joins the rooms, hands the teacher's modules to training,
 and reports progress. What the terminal then shows of a result is in `show.py`.
 
-    extract_images  train_run  probe_run  write_analysis
+    extract_images  train_run  write_analysis
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,25 +20,24 @@ from activault.analyze import (
     StoreAnalysis,
     analyze_store,
 )
-from activault.store import ConfigError, RunError, Store, open_store
+from activault.store import ConfigError, Store, open_store
 from activault.store.repair_plan import read_plan
 
 from . import console
 from .phases import FoundPhases, find_phases, rows_of
+from .probing import check_fit, probe_identity, probe_run
 from .report_inputs import report_inputs
-from .show import show_cost
-from .training import COST, chosen_phases, cost_beside, fit_grid, rotary_of, teacher_if_there, teacher_of
+from .run_training import train_run
 
 if TYPE_CHECKING:
     import torch
 
     from activault.extract import ExtractOptions, ExtractSummary
-    from activault.train import ProbeReport, Raptor, RolloutMetrics, Run, RunSummary
+    from activault.train import Raptor, RolloutMetrics, Run
 
 __all__ = [
     "Analysis",
     "extract_images",
-    "probe_run",
     "train_run",
     "write_analysis",
 ]
@@ -72,104 +68,6 @@ def extract_images(
         if repair is None:
             return extract(source, store, options, progress=advance)
         return carry_out(source, store, options, read_plan(repair), progress=advance)
-
-
-def train_run(
-    recipe_path: Path,
-    out: Path,
-    *,
-    overrides: Sequence[str] = (),
-    device: str = "auto",
-    quiet: bool = False,
-) -> RunSummary:
-    """Train a recipe to its end, finding its phases and fetching the teacher's blocks from the store."""
-    from activault.extract.machine import choose_device
-    from activault.train import StageProgress, load_recipe, train
-    from activault.train.checkpoint import write_json
-
-    recipe, chosen = load_recipe(recipe_path, overrides), choose_device(device)
-    store = open_store(recipe.store)
-    phases = chosen_phases(recipe, store, out, quiet=quiet)
-    remedy = 'start the blocks at random (init = "random")'
-    teacher = teacher_of(store, remedy) if recipe.teacher_block else teacher_if_there(store)
-    cost = cost_beside(recipe, store, phases, teacher, out, chosen)
-    if cost and not quiet:
-        show_cost(cost)
-    total = recipe.stage1.steps * len(phases.groups or (*phases.cuts, 0)) + recipe.stage2.steps
-    done: dict[str, int] = {}
-    with console.progress_bar("train", "steps", quiet=quiet) as advance:
-
-        def report(state: StageProgress) -> None:
-            done[state.stage] = state.step
-            loss = "" if state.loss is None else f" loss {state.loss:.4f}"
-            advance(sum(done.values()), total, f"{state.stage}{loss}")
-
-        summary = train(
-            recipe,
-            out,
-            store=store,
-            cuts=phases.cuts,
-            groups=phases.groups,
-            teacher_blocks=list(teacher.blocks) if teacher and recipe.teacher_block else None,
-            rotary=rotary_of(store),
-            device=chosen,
-            progress=report,
-        )
-    if cost and not (out / COST).exists():
-        write_json(out / COST, cost.to_dict())
-    return dataclasses.replace(summary, cost=cost)
-
-
-def probe_run(
-    path: Path | str,
-    run_path: Path,
-    *,
-    task: Literal["classification"] = "classification",
-    device: str = "auto",
-    quiet: bool = False,
-) -> ProbeReport:
-    """Teacher, surrogate and baselines under linear heads; also written to the run's `probe.json`."""
-    from activault.extract.machine import choose_device
-    from activault.train import load_run, probe, repeated_blocks
-    from activault.train.checkpoint import write_json
-
-    store, run, chosen = open_store(path), load_run(run_path), choose_device(device)
-    _check_fit(store, run)
-    train_rows, test_rows = rows_of(store, "train"), rows_of(store, "test")
-    teacher = teacher_of(store, "probe from a store that `activault extract` made").to(chosen)
-    untrained = repeated_blocks(run.model.config, list(teacher.blocks)).to(chosen)
-    with console.progress_bar("probe", "rows", quiet=quiet) as advance:
-        report = probe(
-            store,
-            run.model.to(chosen),
-            teacher.norm,
-            {"untrained blocks": untrained},
-            train_rows,
-            test_rows,
-            device=chosen,
-            progress=advance,
-        )
-    try:
-        write_json(run_path / "probe.json", {"task": task, **_probe_identity(store, run), **report.to_dict()})
-    except RunError as exc:  # another team's run may be read-only; its numbers are still good
-        console.err.print(f"activault: the probe is not kept: {exc}", style="yellow", soft_wrap=True)
-    return report
-
-
-def _probe_identity(store: Store, run: Run) -> dict[str, str]:
-    """What a probe was made from."""
-    with (run.path / "model.safetensors").open("rb") as file:
-        return {"store_digest": store.digest, "model_sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _check_fit(store: Store, run: Run) -> None:
-    """A run rolls out from a store of its own teacher; the images may be others, and the grid."""
-    if store.manifest.teacher.weights_sha256 != run.teacher_sha256:
-        raise ConfigError(
-            f"a run is held against its own teacher's activations; {run.path} was trained on weights "
-            f"{run.teacher_sha256[:12]}..., {store.path} has {store.manifest.teacher.weights_sha256[:12]}..."
-        )
-    fit_grid(run.model, store)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +109,7 @@ def _analysis_of_run(
     from activault.train import evaluate_rollout, load_run
 
     run, chosen = load_run(run_path), choose_device(device)
-    _check_fit(store, run)
+    check_fit(store, run)
     model, rows = run.model.to(chosen), rows_of(store, "test")
     with console.progress_bar("roll out", "rows", quiet=quiet) as advance:
         rollout = evaluate_rollout(model, store, rows, device=chosen, progress=advance)
@@ -245,7 +143,7 @@ def _analyzed(
 def _probe_of(store: Store, run: Run, device: str, quiet: bool) -> tuple[dict[str, Any] | None, str]:
     """The run's probe on this store, as `activault probe` left it or made now; or why there can be none."""
     made = _read_probe(run.path / "probe.json")
-    if made and _probe_identity(store, run).items() <= made.items():
+    if made and probe_identity(store, run).items() <= made.items():
         return made, ""
     try:
         return probe_run(store.path, run.path, device=device, quiet=quiet).to_dict(), ""

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
     from activault.extract.backbone import Backbone
     from activault.extract.rotary import RotaryTables
-    from activault.train import CostComparison, Raptor, TrainRecipe
+    from activault.train import CostComparison, Raptor, RaptorConfig, TrainRecipe
 
 __all__ = [
     "COST",
     "ChosenPhases",
     "chosen_phases",
+    "config_of_phases",
     "cost_beside",
     "fit_grid",
     "rotary_of",
@@ -74,6 +75,19 @@ def chosen_phases(recipe: TrainRecipe, store: Store, out: Path, *, quiet: bool) 
         phases = phases_of_cuts(found, num_layers)
         return ChosenPhases(groups=shuffled_groups(phases, recipe.control_seed))
     return ChosenPhases(cuts=found)
+
+
+def config_of_phases(store: Store, k: int, *, quiet: bool) -> RaptorConfig:
+    """The shape of a Raptor of k phases found from the store, for baselines without a run beside them.
+
+    Raises:
+        ConfigError: k does not fit the layers.
+    """
+    from activault.train import RaptorConfig
+
+    teacher = store.manifest.teacher
+    cuts = max_cut_phases(training_similarity(store, quiet=quiet), k, "ncut").cuts
+    return RaptorConfig(dim=teacher.dim, num_heads=1, num_layers=teacher.num_blocks, cuts=cuts)
 
 
 def teacher_of(store: Store, remedy: str) -> Backbone:
@@ -129,15 +143,17 @@ def _teacher_config(store: Store) -> dict[str, object]:
     return config if isinstance(config, dict) else {}
 
 
-def fit_grid(model: Raptor, store: Store) -> None:
+def fit_grid(model: Raptor, store: Store, tables: RotaryTables | None = None) -> None:
     """Give a surrogate with rotary positions the tables of the store's grid, another one than its own or not.
+
+    `tables` are read from the teacher's files where the caller has not read them already.
 
     Raises:
         ConfigError: the store's teacher has none.
     """
     if model.config.rotary is None:
         return
-    tables = rotary_of(store)
+    tables = tables or rotary_of(store)
     if tables is None:
         raise ConfigError(
             f"the surrogate has its teacher's rotary positions, and {store.path} has no tables for its grid; "
@@ -151,6 +167,7 @@ def cost_beside(
     store: Store,
     phases: ChosenPhases,
     teacher: Backbone | None,
+    tables: RotaryTables | None,
     out: Path,
     device: torch.device,
 ) -> CostComparison | None:
@@ -169,7 +186,7 @@ def cost_beside(
     if kept := _kept_cost(out / COST):
         return kept
     blocks = None if teacher is None else list(teacher.to(device).blocks)
-    config = raptor_config(recipe, store, phases.cuts, phases.groups, rotary_of(store), blocks)
+    config = raptor_config(recipe, store, phases.cuts, phases.groups, tables, blocks)
     with torch.random.fork_rng(devices=[]):
         model = Raptor(config).to(device).eval()
     return compare_cost(model, blocks, tokens=store.layout.num_tokens, batch_size=1)

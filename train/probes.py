@@ -73,11 +73,16 @@ class ProbeReport:
     strength: float
     """Penalty of the heads."""
     scores: dict[str, ProbeScore]
-    """One score a model: `teacher`, `surrogate`, `identity`, and every other baseline by its name."""
+    """One score a model: `teacher`, `surrogate` if any, `identity`, and every other baseline by its name."""
 
     @property
     def beats_baselines(self) -> bool:
-        """Whether the surrogate is above every baseline under both heads: only then does it count."""
+        """Whether the surrogate is above every baseline under both heads: only then does it count.
+
+        False where there is none.
+        """
+        if SURROGATE not in self.scores:
+            return False
         ours = self.scores[SURROGATE]
         others = [score for name, score in self.scores.items() if name not in (TEACHER, SURROGATE)]
         return all(
@@ -104,7 +109,7 @@ def pooled_features(
 @torch.no_grad()
 def probe(
     store: Store,
-    model: LastLayerModel,
+    model: LastLayerModel | None,
     norm: nn.Module,
     baselines: Mapping[str, Baseline],
     train_rows: np.ndarray,
@@ -115,7 +120,7 @@ def probe(
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> ProbeReport:
-    """Score teacher, surrogate, identity and baselines.
+    """Score teacher, surrogate, identity and baselines; without a surrogate, all the others.
 
     `norm` is the teacher's final norm; it and the models are on `device`. Rows without a label are left out;
     `progress` is told (rows done, rows in all).
@@ -132,7 +137,7 @@ def probe(
         torch.from_numpy(np.searchsorted(present, label_ids[rows])) for rows in (train_rows, test_rows)
     )
     makers = {
-        SURROGATE: model.last,
+        **({} if model is None else {SURROGATE: model.last}),
         IDENTITY: _identity,
         **{name: _maker(other) for name, other in baselines.items()},
     }

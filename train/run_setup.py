@@ -22,7 +22,7 @@ from .raptor import Raptor
 from .raptor_config import RaptorConfig
 from .recipe import TrainRecipe
 from .rotary import RotaryConfig, RotaryTables
-from .teacher_init import plain_width
+from .teacher_init import mlp_width
 from .validation import hold_out
 
 __all__ = ["check_phases", "check_store", "cuda_devices", "initial_model", "raptor_config", "rows_of"]
@@ -71,8 +71,8 @@ def raptor_config(
             "when it is imported: `activault import --heads N`"
         )
     width = None
-    if recipe.teacher_block is not None and teacher_blocks is not None and recipe.model.mlp == "gelu":
-        width = plain_width(teacher_blocks)
+    if recipe.teacher_block is not None and teacher_blocks is not None and recipe.model.mlp != "swiglu_iso":
+        width = mlp_width(teacher_blocks, gated=recipe.model.mlp == "swiglu")
     prefix = store.layout.num_tokens - store.layout.num_patches
     try:
         return RaptorConfig(

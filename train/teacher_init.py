@@ -3,13 +3,16 @@
     nn.Module with timm's names  ->  {"norm1.weight": (dim,), "attn.qkv.weight": (3 dim, dim), ...}
 
 A copied block must equal the teacher's block: everything that it computes otherwise (other heads, epsilon or
-activation, normalised queries, other positions) is an error, never left out in silence.
+activation, normalised queries, other positions) is an error, never left out in silence. What can be named is
+named; at the end both run on the same tokens, since blocks that differ only in the order of their parts, such
+as timm's with norms behind the branches, have the same tensors.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +20,31 @@ from torch import Tensor, nn
 from activault.store.errors import ConfigError
 
 from .blocks import RecurrentBlock
-from .teacher_names import bare_block, block_tensors, has_rotary
+from .teacher_names import bare_block, block_tensors, has_rotary, rotary_table
 
-__all__ = ["BlockChoice", "plain_width", "teacher_tensors"]
+__all__ = ["BlockChoice", "mlp_width", "plain_width", "teacher_tensors"]
 
 BlockChoice = Literal["first", "middle", "last", "mean"]
 
 # A teacher may lack these; the value makes ours compute the same without them.
-NEUTRAL = {"ls1.gamma": 1.0, "ls2.gamma": 1.0, "attn.qkv.bias": 0.0, "attn.proj.bias": 0.0}
+NEUTRAL: Final = {"ls1.gamma": 1.0, "ls2.gamma": 1.0, "attn.qkv.bias": 0.0, "attn.proj.bias": 0.0}
+_TOLERANCE: Final = 1e-6
+"""Of the change that a block makes to its tokens, in float64, where both orders of summing agree to 1e-11."""
 
 
 def plain_width(blocks: Sequence[nn.Module]) -> int | None:
-    """Hidden width of the teacher's plain MLP, which is not 4 dim in every ViT; None without such an MLP."""
-    first = getattr(getattr(bare_block(blocks[0]), "mlp", None), "fc1", None) if len(blocks) else None
-    return first.out_features if isinstance(first, nn.Linear) else None
+    """Hidden width of the teacher's plain MLP; None without such an MLP."""
+    return mlp_width(blocks, gated=False)
+
+
+def mlp_width(blocks: Sequence[nn.Module], *, gated: bool) -> int | None:
+    """Hidden width of the teacher's MLP, which is not 4 dim in every ViT; None if it is not of that kind."""
+    mlp = getattr(bare_block(blocks[0]), "mlp", None) if len(blocks) else None
+    first, last = getattr(mlp, "fc1", None), getattr(mlp, "fc2", None)
+    if not isinstance(last, nn.Linear):
+        return None
+    is_gated = not isinstance(first, nn.Linear) or first.out_features == 2 * last.in_features
+    return last.in_features if is_gated == gated else None
 
 
 def teacher_tensors(teacher: nn.Module, block: RecurrentBlock, eps: float) -> dict[str, Tensor]:
@@ -70,7 +84,31 @@ def teacher_tensors(teacher: nn.Module, block: RecurrentBlock, eps: float) -> di
             "Raptor's has not the same; give the teacher's tables to the model, or none for such a teacher"
         )
     _check_attributes(bare_block(teacher), block, eps)
+    _check_function(teacher, block, tensors)
     return tensors
+
+
+@torch.no_grad()
+def _check_function(teacher: nn.Module, block: RecurrentBlock, tensors: dict[str, Tensor]) -> None:
+    """Run both on the same tokens; what a block adds to them is compared, as LayerScale may make it small."""
+    own = copy.deepcopy(block).cpu().double()
+    own.depth = None
+    for linear in (own.attn.qkv, own.attn.proj, own.mlp.fc1, own.mlp.fc2):
+        linear.lora = None
+    own.load_state_dict(tensors)
+    theirs = copy.deepcopy(teacher).cpu().double()
+    table, count = rotary_table(theirs)
+    dim = own.attn.proj.out_features
+    tokens = torch.randn(2, count, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ours = own(tokens, tokens.new_zeros(1, 1), None, table) - tokens
+    wanted = theirs(tokens) - tokens
+    off = float((ours - wanted).norm() / wanted.norm().clamp_min(1e-300))
+    if not off <= _TOLERANCE:
+        raise ConfigError(
+            f"a copied block computes what the teacher's does, and from the same tensors "
+            f"{type(bare_block(teacher)).__name__} computes something else (off by {off:.2g} of what it adds "
+            "to its tokens); use init = 'random'"
+        )
 
 
 def _check_attributes(teacher: nn.Module, block: RecurrentBlock, eps: float) -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["bare_block", "block_tensors", "has_rotary"]
+from .rotary import Table
+
+__all__ = ["bare_block", "block_tensors", "has_rotary", "rotary_table"]
 
 PLAIN = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
 
@@ -26,6 +28,16 @@ def bare_block(teacher: nn.Module) -> nn.Module:
 def has_rotary(teacher: nn.Module) -> bool:
     """Whether a block carries a rotary table."""
     return bare_block(teacher) is not teacher
+
+
+def rotary_table(teacher: nn.Module) -> tuple[Table | None, int]:
+    """The table that a block carries, and a number of tokens that it can be run on."""
+    joined = getattr(teacher, "rotary", None)
+    if not isinstance(joined, Tensor):
+        return None, 5
+    sin, cos = joined.view(1, -1, *joined.shape[-2:]).chunk(2, dim=-1)
+    prefix = getattr(getattr(bare_block(teacher), "attn", None), "num_prefix_tokens", 0)
+    return (sin, cos), int(prefix) + joined.shape[-2]
 
 
 def block_tensors(teacher: nn.Module) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from activault.store import open_store
 Command = Callable[..., Any]
 COMMANDS = (
     *("demo", "extract", "info", "verify", "phases", "train", "probe", "analyze"),
-    *("pull", "merge", "publish", "import"),
+    *("pull", "merge", "publish", "import", "export"),
 )
 
 

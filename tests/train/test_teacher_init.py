@@ -6,12 +6,13 @@ from functools import partial
 
 import pytest
 import torch
-from timm.layers import LayerScale
-from timm.models.vision_transformer import Block
+from timm.layers import LayerScale, SwiGLUPacked
+from timm.models.vision_transformer import Block, ResPostBlock
 from torch import nn
 
 from activault.store.errors import ConfigError
 from activault.train.raptor import Raptor, RaptorConfig
+from activault.train.teacher_init import mlp_width
 
 DIM, HEADS, LAYERS = 24, 4, 6
 CONFIG = RaptorConfig(dim=DIM, num_heads=HEADS, num_layers=LAYERS, cuts=(2, 3), depth="none")
@@ -101,6 +102,45 @@ def test_blocks_that_do_not_fit_are_refused(
     with pytest.raises(ConfigError, match=message):
         model.init_from_blocks([timm_block(**options)])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_same_tensors_in_another_order_are_refused() -> None:
+    """timm's ResPostBlock has Block's tensors, and its norms stand behind the branches."""
+    block = ResPostBlock(DIM, HEADS, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6)).eval()
+    model = Raptor(RaptorConfig(dim=DIM, num_heads=HEADS, num_layers=1))
+    assert {name for name in block.state_dict() if name not in model.blocks[0].state_dict()} == set()
+    with pytest.raises(ConfigError, match=r"from the same tensors ResPostBlock computes something else"):
+        model.init_from_blocks([block])
+
+
+def test_a_small_layer_scale_does_not_hide_a_difference() -> None:
+    class Twice(Block):
+        def forward(self, x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+            return x + 2 * (super().forward(x) - x)
+
+    block = Twice(DIM, HEADS, qkv_bias=True, init_values=1e-5, norm_layer=partial(nn.LayerNorm, eps=1e-6))
+    with pytest.raises(ConfigError, match=r"off by 0\.5 of what it adds"):
+        Raptor(RaptorConfig(dim=DIM, num_heads=HEADS, num_layers=1)).init_from_blocks([block.eval()])
+
+
+def test_low_rank_parts_and_depth_are_no_part_of_the_copy(teacher: list[Block]) -> None:
+    model = Raptor(CONFIG.model_copy(update={"lora_rank": 2})).eval()
+    model.init_from_blocks(teacher, "first")
+    x = torch.randn(2, 7, DIM)
+    torch.testing.assert_close(model(x, 0, 1)[:, 0], teacher[0](x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_gated_teacher_of_any_width_is_copied() -> None:
+    """DINOv2 ViT-g has a gated MLP that is not 4 dim wide."""
+    block = timm_block(mlp_layer=SwiGLUPacked, act_layer=nn.SiLU, mlp_ratio=3.5)
+    width = mlp_width([block], gated=True)
+    assert (width, mlp_width([block], gated=False)) == (42, None)
+    config = RaptorConfig(dim=DIM, num_heads=HEADS, num_layers=1, depth="none", mlp="swiglu", mlp_width=width)
+    model = Raptor(config).eval()
+    model.init_from_blocks([block])
+    x = torch.randn(2, 7, DIM)
+    torch.testing.assert_close(model.last(x), block(x), rtol=1e-5, atol=1e-5)
+    assert mlp_width([timm_block(mlp_ratio=2.5)], gated=False) == 60
 
 
 def test_wrong_number_of_blocks_is_refused(teacher: list[Block]) -> None:
