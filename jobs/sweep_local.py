@@ -1,0 +1,117 @@
+"""Runs jobs on this machine, so many at a time, each in a process of its own.
+
+    [job, ...]  ->  exit status and log of each, as they end
+
+The processes are in sessions of their own, so that the terminal's Ctrl-C reaches this one alone, which hands
+on exactly one to each: a second would cut a step short.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+__all__ = ["Ended", "LocalJob", "run_locally", "threads_for"]
+
+LOOK_EVERY = 0.1
+"""Seconds between looks at the processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalJob:
+    """One process to be."""
+
+    name: str
+    """What it is called."""
+    command: Sequence[str]
+    """Program and arguments."""
+    log: Path
+    """Where its output goes; what is there is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A process that ended."""
+
+    job: LocalJob
+    """Which one."""
+    status: int
+    """Its exit status; below 0, the signal that killed it."""
+
+
+@dataclass
+class _Running:
+    job: LocalJob
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+
+def run_locally(
+    jobs: Sequence[LocalJob], *, parallel: int, environment: Mapping[str, str]
+) -> Iterator[Ended]:
+    """Run the jobs in their order, `parallel` at a time, and give each as it ends.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, after every process that was running has ended by one of its own.
+    """
+    waiting, running = list(jobs), list[_Running]()
+    with _stopped_together(running):
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                running.append(_started(waiting.pop(0), environment))
+            ended = [each for each in running if each.process.poll() is not None]
+            for each in ended:
+                running.remove(each)
+                each.log.close()
+                yield Ended(job=each.job, status=each.process.returncode)
+            if not ended:
+                time.sleep(LOOK_EVERY)
+
+
+def _started(job: LocalJob, environment: Mapping[str, str]) -> _Running:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    log = job.log.open("ab")
+    process = subprocess.Popen(  # noqa: S603 - this very Python, with arguments of ours
+        job.command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        start_new_session=True,
+    )
+    return _Running(job, process, log)
+
+
+@contextmanager
+def _stopped_together(running: Sequence[_Running]) -> Iterator[None]:
+    """Interrupt whatever still runs when the block ends, and wait for it."""
+    try:
+        yield
+    finally:
+        for each in running:
+            each.process.send_signal(signal.SIGINT)
+        for each in running:
+            each.process.wait()
+            each.log.close()
+
+
+def threads_for(parallel: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of one of `parallel` processes: they share the cores, unless the user has said how."""
+    shared = dict(environment)
+    if parallel > 1 and "OMP_NUM_THREADS" not in shared:
+        shared["OMP_NUM_THREADS"] = str(max(1, _num_cores() // parallel))
+    return shared
+
+
+def _num_cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

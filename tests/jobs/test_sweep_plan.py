@@ -1,0 +1,129 @@
+"""What a sweep's file becomes: grids, draws, cells and seeds, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from activault.jobs.sweep_plan import PlannedRun, load_sweep, plan_runs
+from activault.store import ConfigError
+
+RECIPE = """
+store = "s.zarr"
+num_phases = 3
+[stage1]
+steps = 100
+warmup_steps = 5
+[stage2]
+steps = 200
+warmup_steps = 5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "base.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def planned(folder: Path, text: str) -> list[PlannedRun]:
+    path = folder / "sweep.toml"
+    path.write_text(f'recipe = "base.toml"\n{text}')
+    return plan_runs(load_sweep(path), folder)
+
+
+def test_a_grid_is_every_combination_with_every_seed(folder: Path) -> None:
+    runs = planned(folder, "seeds = [0, 1]\n[grid]\nnum_phases = [2, 3]\nstage1.steps = [50, 60, 70]")
+    assert len(runs) == len({run.name for run in runs}) == 12
+    assert {(run.recipe.num_phases, run.recipe.stage1.steps, run.recipe.seed) for run in runs} == {
+        (k, steps, seed) for k in (2, 3) for steps in (50, 60, 70) for seed in (0, 1)
+    }
+    assert runs[0].name == "num_phases=2_stage1.steps=50_seed=0"
+    assert len({run.cell for run in runs}) == 6
+
+
+def test_a_longer_search_begins_with_the_runs_of_the_shorter_one(folder: Path) -> None:
+    keys = """
+[random.keys]
+stage1.learning_rate = { min = 1e-5, max = 1e-3, log = true }
+stage2.steps = { min = 100, max = 300, integer = true }
+model.depth = { choice = ["raw", "normalised", "none"] }
+"""
+    short, long = (planned(folder, f"[random]\ndraws = {draws}{keys}") for draws in (3, 20))
+    assert [run.recipe for run in long[:3]] == [run.recipe for run in short]
+    rates = [run.recipe.stage1.learning_rate for run in long]
+    assert all(1e-5 <= rate <= 1e-3 for rate in rates)
+    assert sum(rate < 1e-4 for rate in rates) > 4, "half of them are below the middle of the log scale"
+    assert {run.recipe.model.depth for run in long} == {"raw", "normalised", "none"}
+    assert all(100 <= run.recipe.stage2.steps <= 300 for run in long)
+    other = planned(folder, f"[random]\ndraws = 3\nseed = 1{keys}")
+    assert other[0].recipe != short[0].recipe
+
+
+def test_cells_are_variants_with_names_and_seeds_of_their_own(folder: Path) -> None:
+    runs = planned(
+        folder,
+        """
+[set]
+stage2.token_weights = "plain"
+[[cells]]
+name = "teacher forcing only"
+set = { stage1.teacher_forcing = 1.0, stage2.steps = 0 }
+[[cells]]
+name = "all"
+seeds = [3, 4]
+set = { stage2.token_weights = { cls = 1, registers = 0, patches = 1 } }
+grid = { model.depth = ["none", "raw"] }
+""",
+    )
+    assert [run.name for run in runs] == [
+        "teacher_forcing_only_seed=0",
+        *(f"all_model.depth={depth}_seed={seed}" for depth in ("none", "raw") for seed in (3, 4)),
+    ]
+    assert (runs[0].recipe.stage1.teacher_forcing, runs[0].recipe.stage2.steps) == (1.0, 0)
+    assert runs[0].recipe.stage2.token_weights == "plain"
+    assert runs[1].recipe.stage2.token_weights.cls == 1
+
+
+def test_overrides_can_be_typed_after_set(folder: Path) -> None:
+    from activault.train import load_recipe
+
+    for run in planned(folder, '[set]\nstore = "a b.zarr"\n[grid]\nstage2.token_weights = ["plain"]'):
+        assert load_recipe(folder / "base.toml", run.overrides) == run.recipe
+        assert 'store="a b.zarr"' in run.overrides
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[grid]\nstage1.stepz = [1]", r"run 'stage1\.stepz=1_seed=0' .*unknown key stage1\.stepz"),
+        ("[grid]\nnum_phases = 3", r"grid key num_phases has a list of values; got 3"),
+        ("sedes = [1]", r"sweep\.toml: sedes: .*; keys are recipe, seeds, set, grid"),
+        (
+            "[random]\ndraws = 1\nkeys = { seed = { min = 3, max = 1 } }",
+            r"has a choice, or a min below a max",
+        ),
+        (
+            "[random]\ndraws = 1\nkeys = { seed = { min = 0, max = 1, log = true } }",
+            r"on a log scale has a min above 0; got 0\.0",
+        ),
+        ('[[cells]]\nname = "a"\n[[cells]]\nname = "a"', r"'a_seed=0' comes twice: give its cells names"),
+        ("[grid", r"a sweep is a TOML file; .*sweep\.toml is not"),
+    ],
+)
+def test_faults_name_the_key_and_the_remedy(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(folder, text)
+
+
+def test_a_missing_sweep_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a sweep is a TOML file that can be read; got .*none\.toml"):
+        load_sweep(tmp_path / "none.toml")
+
+
+def test_long_names_stay_apart(folder: Path) -> None:
+    values = ", ".join(f"'{'x' * 120}{number}'" for number in range(3))
+    runs = planned(folder, f"[grid]\nstore = [{values}]")
+    assert len({run.name for run in runs}) == 3
+    assert all(len(run.name) < 120 for run in runs)
