@@ -112,9 +112,14 @@ def empty(*shape: int) -> torch.Tensor:
     return torch.from_numpy(np.empty(shape, np.float32))
 
 
+def as_16_bits(held: torch.Tensor) -> torch.Tensor:
+    """The same values as a 16-bit float type, from int16 that are bfloat16's bits without a copy."""
+    return held.view(torch.bfloat16) if held.dtype == torch.int16 else held
+
+
 def widen(held: torch.Tensor) -> torch.Tensor:
     """Float32 from bfloat16, float16, or int16 that are bfloat16's bits."""
-    return empty(*held.shape).copy_(held.view(torch.bfloat16) if held.dtype == torch.int16 else held)
+    return empty(*held.shape).copy_(as_16_bits(held))
 
 
 def check(got: torch.Tensor, want: torch.Tensor, precision: Precision, what: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from activations import BATCH_ROWS, Activations, Precision, widen
+from activations import BATCH_ROWS, Activations, Precision, as_16_bits, widen
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -64,6 +64,13 @@ class Format(ABC):
     def shuffled(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:
         """One epoch in random order, in batches (64, layers, tokens, dim); the last may be smaller."""
 
+    def shuffled_16_bits(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:
+        """The same in the 16 bits that are stored, for a consumer that casts on its device."""
+        raise NotImplementedError(f"{self.name} holds no 16-bit floats")
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what was read ahead."""
+
     def num_bytes(self) -> int:
         """Bytes on disk."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
@@ -91,6 +98,20 @@ class RandomAccess(Format):
             for start in range(0, len(order), BATCH_ROWS):
                 yield self.rows(order[start : start + BATCH_ROWS], layers)
             return
+        for batch in self._worked(layers, num_workers):
+            yield widen(batch)
+
+    def shuffled_16_bits(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:  # noqa: D102
+        if num_workers == 0:
+            order = np.random.default_rng().permutation(self.source.num_rows).tolist()
+            for start in range(0, len(order), BATCH_ROWS):
+                yield as_16_bits(self.held(order[start : start + BATCH_ROWS], layers))
+            return
+        for batch in self._worked(layers, num_workers):
+            yield as_16_bits(batch)
+
+    def _worked(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:
+        """Batches as held, from worker processes."""
         if not hasattr(self, "_loader"):
             self._loader = DataLoader(
                 _Rows(type(self)(self.folder, self.source), layers),
@@ -100,8 +121,7 @@ class RandomAccess(Format):
                 persistent_workers=True,
                 collate_fn=_same,
             )
-        for batch in self._loader:
-            yield widen(batch)
+        yield from self._loader
 
 
 class _Rows(Dataset[torch.Tensor]):

@@ -75,9 +75,9 @@ def run(candidate: Candidate, workload: str, num_workers: int) -> tuple[int, flo
     form, num_rows = _opened(candidate), candidate.source.num_rows
     random = np.random.default_rng()
     passes: dict[str, Callable[[], int]] = {
-        "sequential": lambda: _consume(form.sequential(SPAN)),
-        "shuffled": lambda: _consume(form.shuffled(SPAN, num_workers)),
-        "one layer": lambda: _consume(form.sequential(ONE_LAYER)),
+        "sequential": lambda: consume(form.sequential(SPAN)),
+        "shuffled": lambda: consume(form.shuffled(SPAN, num_workers)),
+        "one layer": lambda: consume(form.sequential(ONE_LAYER)),
         "cls": lambda: len(form.cls()),
         "random rows": lambda: len(
             form.rows(random.choice(num_rows, min(RANDOM_ROWS, num_rows), replace=False).tolist(), SPAN)
@@ -92,7 +92,8 @@ def run(candidate: Candidate, workload: str, num_workers: int) -> tuple[int, flo
     return total, time.perf_counter() - start
 
 
-def _consume(batches: Iterable[torch.Tensor]) -> int:
+def consume(batches: Iterable[torch.Tensor]) -> int:
+    """Take all batches; returns the rows."""
     return sum(len(batch) for batch in batches)
 
 
@@ -149,18 +150,20 @@ def cold_epoch(candidate: Candidate) -> tuple[float, float]:
     assert isinstance(form, Activault)
     files = form.files(SPAN)
     size = sum(file.stat().st_size for file in files)
-    _forget(files)
+    form.close()
+    forget(files)
     start = time.perf_counter()
-    _consume(form.shuffled(SPAN, 0))
+    consume(form.shuffled(SPAN, 0))
     epoch = time.perf_counter() - start
-    _forget(files)
+    form.close()
+    forget(files)
     start = time.perf_counter()
     with ThreadPoolExecutor(num_cores()) as threads:
         list(threads.map(_read, files))
     return size / epoch, size / (time.perf_counter() - start)
 
 
-def _forget(files: Iterable[Path]) -> None:
+def forget(files: Iterable[Path]) -> None:
     """Drop the files' pages; they are on disk and mapped by nobody, so that the kernel does as it is told."""
     for file in files:
         _sync(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +15,7 @@ from formats import Format
 
 from activault.store import (
     ActivationLoader,
+    Batch,
     Manifest,
     Outcome,
     Store,
@@ -40,6 +42,7 @@ class Activault(Format):
         super().__init__(folder, source)
         self.precision = dtype
         self._compression = compression
+        self._streams: dict[tuple[range, torch.dtype], tuple[Iterator[Batch], int]] = {}
 
     @property
     def path(self) -> Path:
@@ -110,12 +113,27 @@ class Activault(Format):
         return torch.from_numpy(self._store.read(np.asarray(numbers), layers))
 
     def shuffled(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:  # noqa: ARG002, D102
-        if not hasattr(self, "_loader"):
-            self._loader = ActivationLoader(
-                self._store, layers=layers, batch_size=BATCH_ROWS, pool_bytes=POOL_BYTES
+        yield from self._epoch(layers, torch.float32)
+
+    def shuffled_16_bits(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:  # noqa: ARG002, D102
+        # float16 would not hold every value of other types.
+        yield from self._epoch(layers, torch.float16 if self.precision == "float16" else torch.bfloat16)
+
+    def _epoch(self, layers: range, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        """The next epoch of a stream that stays open, as the workers of others do."""
+        key = layers, dtype
+        if key not in self._streams:
+            loader = ActivationLoader(
+                self._store, layers=layers, batch_size=BATCH_ROWS, pool_bytes=POOL_BYTES, dtype=dtype
             )
-        for batch in self._loader:
+            self._streams[key] = loader.stream(), len(loader)
+        stream, length = self._streams[key]
+        for batch in islice(stream, length):
             yield batch.tokens
+
+    def close(self) -> None:
+        """End the streams."""
+        self._streams.clear()
 
     def files(self, layers: range) -> list[Path]:
         """Array files of some layers, in the order that they were written."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import webdataset as wds
-from activations import BATCH_ROWS, BLOCK_ROWS, Activations, empty, to_bits, widen
+from activations import BATCH_ROWS, BLOCK_ROWS, Activations, as_16_bits, empty, to_bits, widen
 from formats import Format, num_cores
 
 Sample = dict[str, Any]
@@ -67,6 +67,14 @@ class WebDataset(Format):
         return widen(_stack([found[f"{row:09d}"] for row in numbers], layers))
 
     def shuffled(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:  # noqa: D102
+        for batch in self._batches(layers, num_workers):
+            yield widen(batch)
+
+    def shuffled_16_bits(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:  # noqa: D102
+        for batch in self._batches(layers, num_workers):
+            yield as_16_bits(batch)
+
+    def _batches(self, layers: range, num_workers: int) -> Any:
         if not hasattr(self, "_loaders"):
             self._loaders: dict[int, Any] = {}
         if num_workers not in self._loaders:
@@ -75,8 +83,7 @@ class WebDataset(Format):
             self._loaders[num_workers] = wds.WebLoader(
                 batches, batch_size=None, num_workers=num_workers, persistent_workers=num_workers > 0
             )
-        for batch in self._loaders[num_workers]:
-            yield widen(batch)
+        return self._loaders[num_workers]
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,14 @@ class LitData(Format):
         return self._read(numbers, layers)
 
     def shuffled(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:  # noqa: D102
+        for batch in self._batches(layers, num_workers):
+            yield widen(batch)
+
+    def shuffled_16_bits(self, layers: range, num_workers: int) -> Iterator[torch.Tensor]:  # noqa: D102
+        for batch in self._batches(layers, num_workers):
+            yield as_16_bits(batch)
+
+    def _batches(self, layers: range, num_workers: int) -> Any:
         if not hasattr(self, "_loaders"):
             self._loaders: dict[int, Any] = {}
         if num_workers not in self._loaders:
@@ -179,8 +194,7 @@ class LitData(Format):
                 num_workers=num_workers,
                 persistent_workers=num_workers > 0,
             )
-        for batch in self._loaders[num_workers]:
-            yield widen(batch)
+        return self._loaders[num_workers]
 
 
 def _item(source: Activations, row: int) -> torch.Tensor:

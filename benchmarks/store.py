@@ -43,7 +43,7 @@ def main() -> None:
     )  # so that no process of a format outlives this one
     work = options.work or Path(tempfile.mkdtemp(prefix="activault-bench-"))
     work.mkdir(parents=True, exist_ok=True)
-    source = take(_store(options.source, work), work, options.rows)
+    source = take(source_store(options.source, work), work, options.rows)
     candidates = [
         candidate
         for candidate in all_candidates(work, source, options.reference)
@@ -53,8 +53,8 @@ def main() -> None:
         shape=source.values.shape, labels={candidate.name: candidate.label for candidate in candidates}
     )
     with ExitStack() as stack:
-        processes = {candidate: stack.enter_context(_process()) for candidate in candidates}
-        _prepare(processes, results)
+        processes = {candidate: stack.enter_context(spawned()) for candidate in candidates}
+        prepare(processes, results)
         for number in range(options.rounds):
             _round(processes, options.workloads, results, number)
         if hasattr(os, "posix_fadvise"):
@@ -82,7 +82,7 @@ def _parse() -> Any:
     return parser.parse_args()
 
 
-def _store(source: Path, work: Path) -> Path:
+def source_store(source: Path, work: Path) -> Path:
     """The store itself, or one made of the images."""
     if (source / "zarr.json").exists():
         return source
@@ -103,13 +103,13 @@ def _store(source: Path, work: Path) -> Path:
 
 
 @contextmanager
-def _process() -> Iterator[ProcessPoolExecutor]:
+def spawned() -> Iterator[ProcessPoolExecutor]:
     """A fresh process: forked ones would share what the first of them started."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        yield process
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        yield executor
 
 
-def _prepare(processes: dict[Candidate, ProcessPoolExecutor], results: Results) -> None:
+def prepare(processes: dict[Candidate, ProcessPoolExecutor], results: Results) -> None:
     """Write what is not there, check it, and warm everything up."""
     for candidate, process in processes.items():
         done = candidate.folder / ".written"
