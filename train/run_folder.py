@@ -83,7 +83,9 @@ def _as_now(key: str, there: Any) -> Any:
 def _make_folder(out: Path) -> None:
     """An empty folder for a run; one that a start is at, or a killed one left half-made, will do."""
     try:
-        if out.exists() and (not out.is_dir() or any(not _is_ours(path) for path in out.iterdir())):
+        foreign = out.exists() and (not out.is_dir() or any(not _is_ours(path) for path in out.iterdir()))
+        # Looked at last: another start writes run.json before any other file of a run.
+        if foreign and not (out / "run.json").exists():
             raise RunError(f"{out} exists and is no run; choose another folder")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
