@@ -28,14 +28,17 @@ from activault.store.errors import ConfigError
 from .rotary import Pairs, Table, turned
 from .tied_linear import TiedLinear
 
-__all__ = ["MlpKind", "RecurrentBlock"]
+__all__ = ["MlpKind", "RandomInit", "RecurrentBlock"]
 
 MlpKind = Literal["gelu", "swiglu", "swiglu_iso"]
 
+RandomInit = Literal["vit", "reference"]
+
 DEPTH_HIDDEN = 16
 DEPTH_STD = 1e-2
-"""The reference's N(0, 1e-4) read as mean and variance, the usual notation: with a normalised depth a fresh
-block then starts within a few hundredths of its unscaled self; raw depths reach 12 and start farther off."""
+"""With a normalised depth a fresh block starts within a few hundredths of its unscaled self."""
+REFERENCE_STD = 1e-4
+"""The reference's, of weights and biases; its paper writes N(0, 1e-4) and its code means a deviation."""
 
 
 Slots = Int[Tensor, " layers"] | None
@@ -113,12 +116,16 @@ class LayerScale(nn.Module):
 class DepthScale(nn.Module):
     """s = 1 + W2 silu(W1 z + b1) + b2, in three chunks of `dim` (the reference's "t_scale")."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, random_init: RandomInit) -> None:
         super().__init__()
         self.fc1 = nn.Linear(1, DEPTH_HIDDEN)
         self.fc2 = nn.Linear(DEPTH_HIDDEN, 3 * dim)
-        nn.init.normal_(self.fc2.weight, std=DEPTH_STD)
-        nn.init.zeros_(self.fc2.bias)
+        if random_init == "reference":
+            nn.init.normal_(self.fc2.weight, std=REFERENCE_STD)
+            nn.init.normal_(self.fc2.bias, std=REFERENCE_STD)
+        else:
+            nn.init.normal_(self.fc2.weight, std=DEPTH_STD)
+            nn.init.zeros_(self.fc2.bias)
 
     def forward(self, depth: Float[Tensor, "depths 1"]) -> tuple[Tensor, Tensor, Tensor]:
         """Factors of the attention branch, the MLP branch and the output, each (depths, 1, dim).
@@ -142,6 +149,8 @@ class RecurrentBlock(nn.Module):
         layer_scale: first value of both LayerScales.
         qkv_bias: whether queries, keys and values have a bias.
         eps: epsilon of the norms.
+        random_init: how weights are drawn: `vit` is the usual way for ViTs, `reference` the published code's,
+            which leaves them to PyTorch's `MultiheadAttention` and `Linear`.
         num_layers: layers of the phase, for which `lora_rank` above 0 makes a low-rank part each.
         pairs: which channels are turned together, if positions are rotary.
 
@@ -160,6 +169,7 @@ class RecurrentBlock(nn.Module):
         layer_scale: float = 1e-5,
         qkv_bias: bool = True,
         eps: float = 1e-6,
+        random_init: RandomInit = "vit",
         num_layers: int = 1,
         lora_rank: int = 0,
         pairs: Pairs | None = None,
@@ -175,11 +185,21 @@ class RecurrentBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = Mlp(dim, mlp, mlp_width, num_layers, lora_rank)
         self.ls2 = LayerScale(dim, layer_scale)
-        for linear in (self.attn.qkv, self.attn.proj, self.mlp.fc1, self.mlp.fc2):
-            nn.init.trunc_normal_(linear.weight, std=0.02)  # the usual ViT initialisation
+        self._draw(random_init)
+        self.depth = DepthScale(dim, random_init) if conditioned else None
+
+    def _draw(self, random_init: RandomInit) -> None:
+        """Weights of the linear maps, which PyTorch has drawn once already."""
+        if random_init == "reference":
+            nn.init.xavier_uniform_(self.attn.qkv.weight)
+            without_bias: tuple[TiedLinear, ...] = (self.attn.qkv, self.attn.proj)
+        else:
+            without_bias = (self.attn.qkv, self.attn.proj, self.mlp.fc1, self.mlp.fc2)
+            for linear in without_bias:
+                nn.init.trunc_normal_(linear.weight, std=0.02)
+        for linear in without_bias:
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
-        self.depth = DepthScale(dim) if conditioned else None
 
     def forward(
         self,

@@ -55,6 +55,7 @@ class Raptor(RolloutModel):
                 layer_scale=config.layer_scale,
                 qkv_bias=config.qkv_bias,
                 eps=config.eps,
+                random_init=config.random_init,
                 num_layers=len(phase),
                 lora_rank=config.lora_rank,
                 pairs=config.rotary.pairs if config.rotary else None,

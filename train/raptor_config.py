@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from .blocks import MlpKind
+from .blocks import MlpKind, RandomInit
 from .phases import Phase, phases_of_cuts, phases_of_groups
 from .rotary import RotaryConfig
 
@@ -30,6 +30,8 @@ class ModelConfig(BaseModel):
     """Whether queries, keys and values have a bias."""
     eps: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
     """Epsilon of the norms; the teacher's."""
+    random_init: RandomInit = "vit"
+    """How random blocks are drawn: as ViTs usually are, or as the published code's (parity)."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of what each layer adds to the linear maps of its phase's block; 0 leaves the block tied."""
 
