@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from activault.store import Store, reading
+from activault.store import (
+    ConfigError,
+    CorruptStoreError,
+    PrecisionError,
+    Store,
+    batches,
+    open_store,
+    plan_samples,
+    reading,
+)
 from activault.store.plan import plan_epoch
 from activault.store.turns import Turn
 
 from .conftest import MakePlan
 from .test_loader import ROW_BYTES, make
+from .test_plan import entropy
 
 
 def turns(
@@ -134,7 +146,9 @@ def test_a_value_beyond_the_dtype_names_its_row(make_plan: MakePlan) -> None:
     plan = make_plan(dtype="float32")
     plan.values[17, 1, 4, 2] = 70_000
     loader = make(plan.write(), dtype=torch.float16)
-    with pytest.raises(Exception, match=r"row 17 \(shard 1\): float16 holds values up to 65504; one of this"):
+    with pytest.raises(
+        PrecisionError, match=r"row 17 \(shard 1\): float16 holds values up to 65504; one of this"
+    ):
         list(loader)
 
 
@@ -146,3 +160,67 @@ def test_a_batch_is_cast_on_its_device(store: Store) -> None:
     assert (moved.rows.tolist(), moved.num_global) == (batch.rows.tolist(), batch.num_global)
     assert torch.equal(batch.to("cpu").tokens, batch.tokens)
     assert batch.to("meta").tokens.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("row_seed", "shuffle", "asked", "reads"),
+    [(None, True, None, 4), (3, True, None, 1), (None, False, None, 1), (None, True, 2, 2)],
+    ids=["kept", "shuffled when planned", "in order", "asked for"],
+)
+def test_chunks_of_a_store_in_its_sources_order_are_spread(
+    make_plan: MakePlan, row_seed: int | None, shuffle: bool, asked: int | None, reads: int
+) -> None:
+    store = make_plan(row_seed=row_seed, chunk_rows=8).write()
+    assert make(store, shuffle=shuffle, reads_per_chunk=asked).reads_per_chunk == reads
+
+
+def test_batches_of_a_store_in_the_order_of_its_classes_are_mixed(make_plan: MakePlan) -> None:
+    """1,280 rows of 20 classes in chunks of 32; half the pool holds 12 of them, in parts of 8 rows 48."""
+    plan = make_plan(row_seed=None, num_rows=1280, shard_rows=256, chunk_rows=32)
+    labels = [f"class {row // 64:02d}" for row in range(1280)]
+    plan.samples = plan_samples([f"{row:04d}.jpg" for row in range(1280)], labels, "images")
+    loader = make(plan.write(), batch_size=64, pool_bytes=2 * 384 * ROW_BYTES)
+    assert loader.reads_per_chunk == 4
+    found = np.mean([entropy(batch.labels.numpy()) for batch in loader])
+    shuffled = np.random.default_rng(0).permutation(1280).reshape(-1, 64) // 64
+    assert found > 0.98 * np.mean([entropy(batch) for batch in shuffled])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pinned_batches_come_from_pinned_memory(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """As far as can be told without a GPU: torch's own memory, of the batches or of the pools they view."""
+    made: list[int] = []
+
+    def pinned(self: batches.PinnedMemory, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.empty(shape, dtype=dtype)
+        made.append(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(batches.PinnedMemory, "tensor", pinned)
+    whole = torch.from_numpy(store.read(slice(0, 50), [0, 2, 4])).to(dtype)
+    for batch in make(store, dtype=dtype, pin_memory=True):
+        assert batch.tokens.untyped_storage().data_ptr() in made
+        assert torch.equal(batch.tokens, whole[batch.rows])
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="pin_memory needs a GPU"):
+        make(store, pin_memory=True)
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_damaged_shard_stops_every_rank_that_needs_it(copy: Path, num_threads: int) -> None:
+    """Amid a shuffled epoch, with its rows and its shard; ranks that do not need it get all of their rows."""
+    (copy / "layer_02" / "cls" / "c" / "1" / "0" / "0").write_bytes(b"x")
+    store, seen, stopped = open_store(copy), [], 0
+    for rank in range(2):
+        loader = make(store, rank=rank, world=2, batch_size=4, num_threads=num_threads, pool_bytes=1)
+        try:
+            for batch in loader:
+                seen += batch.rows.tolist()
+        except CorruptStoreError as exc:
+            stopped += 1
+            assert re.match(r"rows \d+ to \d+ \(shard 1\): layer_02/cls/c/1/0/0 must have", str(exc))  # noqa: PT017
+    assert stopped
+    assert len(seen) == len(set(seen)) < 48
