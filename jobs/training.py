@@ -6,7 +6,6 @@ recipe, store, run's folder  ->  ChosenPhases;  store  ->  the teacher, its rota
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -179,9 +178,10 @@ def cost_beside(
     import torch
 
     from activault.train import Raptor, compare_cost
+    from activault.train.distributed import place_in
     from activault.train.run_setup import raptor_config
 
-    if int(os.environ.get("RANK", "0")):
+    if place_in().rank:
         return None
     if kept := _kept_cost(out / COST):
         return kept
