@@ -127,12 +127,14 @@ class CachedStorage:
 
         Raises whatever `fetch` raises, here and wherever somebody waits for the same entry.
         """
+        if not keys:  # also in a fork, where the lock may be held for ever
+            return {}
         with self._lock:
             theirs = {key: self._arriving[key] for key in keys if key in self._arriving}
             mine = {key: Future[bytes]() for key in keys if key not in theirs}
             self._arriving |= mine
         try:
-            for key, data in zip(mine, fetch(list(mine)) if mine else [], strict=True):
+            for key, data in zip(mine, fetch(list(mine)) if mine else (), strict=True):
                 self.cache.put(key, data)
                 mine[key].set_result(data)
         except BaseException as exc:
