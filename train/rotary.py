@@ -81,6 +81,6 @@ def turned(x: Float[Tensor, "rows heads tokens width"], table: Table, pairs: Pai
         rotated = torch.cat([-second, first], dim=-1)
     else:
         rotated = torch.stack([-patches[..., 1::2], patches[..., ::2]], dim=-1).flatten(-2)
-    # In the tables' float32 also where x is bfloat16: angles reach hundreds of radians.
+    # In the tables' float32 also where x is bfloat16, whose steps near 1 are 1/128 of a radian.
     patches = (patches * cos + rotated * sin).to(x.dtype)
     return torch.cat([rows[..., :prefix, :], patches], dim=-2).flatten(0, 1)
