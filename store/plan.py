@@ -156,9 +156,11 @@ def plan_epoch(
     if shuffle:
         random = random_stream(seed, epoch, 0)
         num_pools = max(1, -(-len(rows) // pool_rows))
-        parts = _num_parts(rows, firsts, counts, num_pools, reads_per_chunk, max(pool_rows, chunk_rows))
+        # A part has to fit into a pool.
+        parts = np.maximum(np.minimum(counts, reads_per_chunk), -(-counts // max(pool_rows, chunk_rows)))
+        copies = np.minimum(_most_copies(rows, firsts), num_pools)
         times = _spread(len(firsts), num_pools, random)
-        units = _in_time(firsts, counts, parts, times, random)
+        units = _in_time(firsts, counts, np.maximum(parts, copies), copies > 1, times, random)
     bounds = np.array([0, *_evenly(units.counts, pool_rows)], np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), units.counts.cumsum()])[bounds]
     return EpochPlan(seed, epoch, shuffle, starts, rows, units, bounds)
@@ -183,18 +185,13 @@ def _chunks_of(rows: Int64, chunk_rows: int) -> tuple[Int64, Int64]:
     return starts, np.diff(starts, append=len(rows))
 
 
-def _num_parts(
-    rows: Int64, firsts: Int64, counts: Int64, num_pools: int, reads_per_chunk: int, most: int
-) -> Int64:
-    """(chunks,) how many parts each chunk is read in: one, as many as asked for, or as its repeats need."""
-    # More than a row's copies in a part come to nothing new, and a part has to fit into a pool.
-    parts = np.maximum(np.minimum(counts, reads_per_chunk), -(-counts // most))
+def _most_copies(rows: Int64, firsts: Int64) -> Int64:
+    """(chunks,) how often the row of each chunk that is drawn most often is."""
     blocks = (rows[start : start + _BLOCK_ROWS + 1] for start in range(0, len(rows), _BLOCK_ROWS))
-    if any((block[1:] == block[:-1]).any() for block in blocks):
-        ends = np.append(np.flatnonzero(np.diff(rows, prepend=-1)), len(rows))
-        copies = np.repeat(np.diff(ends), np.diff(ends))
-        parts = np.maximum(parts, np.minimum(np.maximum.reduceat(copies, firsts), num_pools))
-    return parts
+    if not any((block[1:] == block[:-1]).any() for block in blocks):
+        return np.ones(len(firsts), np.int64)
+    ends = np.append(np.flatnonzero(np.diff(rows, prepend=-1)), len(rows))
+    return np.asarray(np.maximum.reduceat(np.repeat(np.diff(ends), np.diff(ends)), firsts))
 
 
 def _spread(num_chunks: int, num_pools: int, random: np.random.Generator) -> Float64:
@@ -211,17 +208,28 @@ def _spread(num_chunks: int, num_pools: int, random: np.random.Generator) -> Flo
 
 
 def _in_time(
-    firsts: Int64, counts: Int64, parts: Int64, times: Float64, random: np.random.Generator
+    firsts: Int64,
+    counts: Int64,
+    parts: Int64,
+    is_dealt: npt.NDArray[np.bool_],
+    times: Float64,
+    random: np.random.Generator,
 ) -> _Units:
-    """All parts of all chunks by the time they are due, those of one chunk at equal distances."""
+    """All parts of all chunks by the time they are due, those of one chunk at equal distances.
+
+    A part is a run of its chunk's rows, which are decompressed together; where rows have copies, these are
+    dealt to the parts one by one.
+    """
     owner = np.repeat(np.arange(len(firsts)), parts)
-    part = np.arange(len(owner)) - np.repeat(parts.cumsum() - parts, parts)
-    strides = parts[owner]
-    order = np.argsort((part + times[owner]) / strides, kind="stable")
-    # Which rows go to which part changes with the epoch.
-    offsets = (part + random.integers(0, parts)[owner]) % strides
-    lengths = -((offsets - counts[owner]) // strides)
-    return _Units((firsts[owner] + offsets)[order], strides[order], lengths[order])
+    nth = np.arange(len(owner)) - np.repeat(parts.cumsum() - parts, parts)
+    num_parts, num_rows, dealt = parts[owner], counts[owner], is_dealt[owner]
+    order = np.argsort((nth + times[owner]) / num_parts, kind="stable")
+    # Which part comes first changes with the epoch.
+    part = (nth + random.integers(0, parts)[owner]) % num_parts
+    starts, stops = part * num_rows // num_parts, (part + 1) * num_rows // num_parts
+    offsets = np.where(dealt, part, starts)
+    lengths = np.where(dealt, -((part - num_rows) // num_parts), stops - starts)
+    return _Units((firsts[owner] + offsets)[order], np.where(dealt, num_parts, 1)[order], lengths[order])
 
 
 def _evenly(counts: Int64, limit: int) -> Int64:
