@@ -67,7 +67,8 @@ def show_phases(found: FoundPhases) -> None:
 
 
 def show_training(run: Path, summary: RunSummary) -> None:
-    """Stages with their last loss and the share of time spent waiting for data."""
+    """Stages with their last loss, the share of time spent waiting for data, and R2 where it was measured."""
+    plain = all(stage.validation is None for stage in summary.stages)
     rows = [
         (
             stage.name,
@@ -75,6 +76,7 @@ def show_training(run: Path, summary: RunSummary) -> None:
             f"{stage.loss:.4f}",
             console.human_seconds(stage.seconds),
             f"{stage.wait_seconds / stage.seconds:.1%}" if stage.seconds else "-",
+            *([] if plain else ["-" if stage.validation is None else f"{stage.validation:.4f}"]),
         )
         for stage in summary.stages
     ]
@@ -82,7 +84,10 @@ def show_training(run: Path, summary: RunSummary) -> None:
     if summary.groups is not None:
         phases = f"groups {' and '.join('+'.join(map(str, group)) for group in summary.groups)}"
     title = f"{run}: {phases}; {summary.num_parameters:,} parameters"
-    console.out.print(console.table(title, ("stage", "steps", "loss", "time", "waiting for data"), rows))
+    columns = ("stage", "steps", "loss", "time", "waiting for data", *(() if plain else ("R2 held out",)))
+    console.out.print(console.table(title, columns, rows))
+    if not summary.finished:
+        console.say("The run is not finished: other stages are left.")
 
 
 def show_cost(cost: CostComparison) -> None:

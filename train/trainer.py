@@ -73,7 +73,8 @@ def run_stage(
     try:
         return loop.run()
     finally:
-        loop.close()
+        if loop.metrics is not None:
+            loop.metrics.close()
 
 
 class _Loop:
@@ -100,7 +101,6 @@ class _Loop:
         self.updates = Updates(stage, device=device, seed=seed, peers=peers)
         self.step, self.waited, self.started = 0, 0.0, time.perf_counter()
         self.best: Best | None = None
-        self.validation: float | None = None
 
     def resume(self, rows: np.ndarray, watchers: Sequence[Watcher]) -> None:
         """Go to the last checkpoint, or to the start."""
@@ -190,7 +190,7 @@ class _Loop:
                 batch = next(batches)
                 self.waited += time.perf_counter() - asked
 
-                tokens = batch.to(self.device, torch.float32).tokens
+                tokens = batch.tokens.to(self.device, non_blocking=True).to(torch.float32)
                 loss, norm = self.updates(tokens, self.step)
                 self.step += 1
                 self.losses.add(loss, norm)
@@ -210,11 +210,6 @@ class _Loop:
             validation=self.validation,
             best_step=self.best.step if self.best else None,
         )
-
-    def close(self) -> None:
-        """Close the metrics' file."""
-        if self.metrics is not None:
-            self.metrics.close()
 
     def _write_down(self, stopping: bool) -> None:
         """Log, validate and save where this step is one to do so at."""
@@ -286,8 +281,10 @@ class _Loop:
         self.peers.on_first(write)
 
     def _tell(self) -> None:
-        if self.progress is not None and self.peers.is_first:
-            state = StageProgress(
+        if self.progress is None or not self.peers.is_first:
+            return
+        self.progress(
+            StageProgress(
                 stage=self.stage.name,
                 step=self.step,
                 steps=self.config.steps,
@@ -295,7 +292,7 @@ class _Loop:
                 wait_seconds=self.waited,
                 validation=self.validation,
             )
-            self.progress(state)
+        )
 
 
 def endless(loader: ActivationLoader) -> Generator[Batch, None, None]:
