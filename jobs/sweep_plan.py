@@ -16,7 +16,7 @@
     model.depth = { choice = ["raw", "normalised", "none"] }
     [[cells]]                           # named variants; grid, random and seeds hold for each
     name = "teacher forcing only"
-    set = { stage1.teacher_forcing = 1.0 }
+    set = { stage1.only_teacher_forcing = true }
 
 A draw is a function of the sweep's seed, its number and its key alone, so that a longer sweep begins with the
 shorter one's runs.

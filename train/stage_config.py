@@ -105,6 +105,8 @@ class Stage1Config(StageConfig):
 
     teacher_forcing: float = Field(default=0.25, ge=0, le=1)
     """Part of the steps over which the weight of teacher forcing falls from 1 to 0."""
+    only_teacher_forcing: bool = False
+    """Whether the weight of teacher forcing stays 1 to the end, so that nothing is rolled out."""
     last_phase_token_weights: MaybeWeights = TokenWeights(cls=0.34, registers=0.33, patches=0.33)
     """Token weights of the last phase, in place of `token_weights`."""
 

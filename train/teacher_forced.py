@@ -101,7 +101,7 @@ def _stretch_loss(
         tokens[:, part.places],
         part.start,
         part.loss,
-        annealed_weight(step, config.steps, config.teacher_forcing),
+        1.0 if config.only_teacher_forcing else annealed_weight(step, config.steps, config.teacher_forcing),
         horizon=horizon_at(
             step,
             steps=config.steps,

@@ -9,6 +9,7 @@ import pytest
 from activault.jobs.sweep_plan import PlannedRun, load_sweep, plan_runs
 from activault.store import ConfigError
 
+SWEEPS = sorted((Path(__file__).parents[2] / "recipes" / "sweeps").glob("*.toml"))
 RECIPE = """
 store = "s.zarr"
 num_phases = 3
@@ -69,7 +70,7 @@ def test_cells_are_variants_with_names_and_seeds_of_their_own(folder: Path) -> N
 stage2.token_weights = "plain"
 [[cells]]
 name = "teacher forcing only"
-set = { stage1.teacher_forcing = 1.0, stage2.steps = 0 }
+set = { stage1.only_teacher_forcing = true, stage2.steps = 0 }
 [[cells]]
 name = "all"
 seeds = [3, 4]
@@ -81,9 +82,14 @@ grid = { model.depth = ["none", "raw"] }
         "teacher_forcing_only_seed=0",
         *(f"all_model.depth={depth}_seed={seed}" for depth in ("none", "raw") for seed in (3, 4)),
     ]
-    assert (runs[0].recipe.stage1.teacher_forcing, runs[0].recipe.stage2.steps) == (1.0, 0)
+    assert (runs[0].recipe.stage1.only_teacher_forcing, runs[0].recipe.stage2.steps) == (True, 0)
     assert runs[0].recipe.stage2.token_weights == "plain"
     assert runs[1].recipe.stage2.token_weights.cls == 1
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_sweep_that_comes_with_the_project_can_be_planned(path: Path) -> None:
+    assert plan_runs(load_sweep(path), path.parent)
 
 
 def test_overrides_can_be_typed_after_set(folder: Path) -> None:

@@ -42,6 +42,15 @@ def test_a_phase_takes_its_own_layers_and_trains_its_own_block(store: Store, mod
         assert touched == [position == number for position in range(3)]
 
 
+def test_only_teacher_forcing_rolls_nothing_out(store: Store, model: Raptor) -> None:
+    config = Stage1Config(steps=10, warmup_steps=0, only_teacher_forcing=True)
+    stage = phase_stages(model, config, store, CPU)[1]
+    tokens = torch.from_numpy(store.read(slice(0, 8), stage.layers))
+    made = model.predict_next(tokens[:, :-1], 1)
+    for step in (0, 9):
+        torch.testing.assert_close(stage.objective(tokens, step), (made - tokens[:, 1:]).square().mean())
+
+
 def test_last_phase_has_weights_of_its_own(store: Store, model: Raptor) -> None:
     config = Stage1Config(
         steps=10, warmup_steps=0, last_phase_token_weights=TokenWeights(cls=1, registers=0, patches=0)
