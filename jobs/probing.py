@@ -58,9 +58,11 @@ def probe_run(
     from activault.extract.machine import choose_device
     from activault.train import load_run, probe
     from activault.train.checkpoint import write_json
+    from activault.train.probes import checked_task
 
     store, chosen = open_store(path), choose_device(device)
     train_rows, test_rows = rows_of(store, "train"), rows_of(store, "test")
+    checked_task(store, train_rows, test_rows)  # before baselines are fitted, which takes minutes
     teacher = teacher_of(store, "probe from a store that `activault extract` made").to(chosen)
     run = None if run_path is None else load_run(run_path)
     if run is None:

@@ -189,7 +189,11 @@ def cost_beside(
     config = raptor_config(recipe, store, phases.cuts, phases.groups, tables, blocks)
     with torch.random.fork_rng(devices=[]):
         model = Raptor(config).to(device).eval()
-    return compare_cost(model, blocks, tokens=store.layout.num_tokens, batch_size=1)
+    try:
+        return compare_cost(model, blocks, tokens=store.layout.num_tokens, batch_size=1)
+    finally:
+        if teacher is not None:
+            teacher.cpu()  # it trains nothing, and a GPU's memory is for what does
 
 
 def _kept_cost(path: Path) -> CostComparison | None:

@@ -27,7 +27,15 @@ from activault.store.layout import TokenLayout, require_all_tokens
 
 from .heads import STRENGTH, fit_head
 
-__all__ = ["Baseline", "LastLayerModel", "ProbeReport", "ProbeScore", "pooled_features", "probe"]
+__all__ = [
+    "Baseline",
+    "LastLayerModel",
+    "ProbeReport",
+    "ProbeScore",
+    "checked_task",
+    "pooled_features",
+    "probe",
+]
 
 TEACHER, SURROGATE, IDENTITY = "teacher", "surrogate", "identity"
 
@@ -129,10 +137,8 @@ def probe(
         ConfigError: layer 0, the last layer or a token kind is not in the store; the rows have no labels or
             only one; training and test rows overlap; a test row's label is in no training row.
     """
-    _check(store, train_rows, test_rows)
+    train_rows, test_rows, present = checked_task(store, train_rows, test_rows)
     label_ids = np.asarray(store.label_ids)
-    train_rows, test_rows = (rows[label_ids[rows] >= 0] for rows in (train_rows, test_rows))
-    present = _classes_of(label_ids[train_rows], label_ids[test_rows], store)
     train_labels, test_labels = (
         torch.from_numpy(np.searchsorted(present, label_ids[rows])) for rows in (train_rows, test_rows)
     )
@@ -152,6 +158,20 @@ def probe(
         strength=strength,
         scores=_scores(features, train_labels, test_labels, strength),
     )
+
+
+def checked_task(
+    store: Store, train_rows: np.ndarray, test_rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labelled training rows, labelled test rows and the labels of the task, before anything is computed.
+
+    Raises:
+        ConfigError: as `probe`.
+    """
+    _check(store, train_rows, test_rows)
+    label_ids = np.asarray(store.label_ids)
+    train_rows, test_rows = (rows[label_ids[rows] >= 0] for rows in (train_rows, test_rows))
+    return train_rows, test_rows, _classes_of(label_ids[train_rows], label_ids[test_rows], store)
 
 
 def _scores(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,23 @@ def test_train_tells_what_the_model_costs_beside_the_teacher(
 
 def _store_of(recipe: Path) -> str:
     return recipe.read_text().split('store = "')[1].split('"')[0]
+
+
+def test_a_store_without_its_teacher_is_trained_on(
+    activault: Command, recipe: Path, store: Path, tmp_path: Path
+) -> None:
+    """As one that was imported: the cost stands alone, and blocks start at random."""
+    shutil.copytree(store, tmp_path / "s.zarr", ignore=shutil.ignore_patterns("teacher"))
+    text = recipe.read_text().replace(_store_of(recipe), str(tmp_path / "s.zarr"))
+    (tmp_path / "r.toml").write_text(text)
+    given = ("train", tmp_path / "r.toml", "--out", tmp_path / "run", "--device", "cpu", "--json", "--set")
+    answer = activault(*given, *SHORT)
+    assert answer.status == 0, answer.err
+    assert answer.json["cost"]["teacher"] is None
+    assert answer.json["cost"]["surrogate"]["latency"]["runs"] >= 3
+    answer = activault(*given, *SHORT, "init=teacher-middle")
+    assert answer.status == 2
+    assert "carries none; start the blocks at random" in answer.error_line
 
 
 def test_groups_are_trained_and_shown(activault: Command, recipe: Path, tmp_path: Path) -> None:
