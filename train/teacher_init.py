@@ -81,7 +81,7 @@ def teacher_tensors(teacher: nn.Module, block: RecurrentBlock, eps: float) -> di
     if has_rotary(teacher) != (block.attn.pairs is not None):
         raise ConfigError(
             f"the teacher's block has {'rotary' if has_rotary(teacher) else 'no rotary'} positions and "
-            "Raptor's has not the same; give the teacher's tables to the model, or none for such a teacher"
+            "Raptor's has not the same; give the model the tables of its own teacher, or use init = 'random'"
         )
     _check_attributes(bare_block(teacher), block, eps)
     _check_function(teacher, block, tensors)
