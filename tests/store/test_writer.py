@@ -137,28 +137,6 @@ def test_a_shard_needs_an_outcome_for_each_row(plan: Plan) -> None:
         writer.publish(writer.buffer(0), [Outcome(status="ok")])
 
 
-@pytest.mark.parametrize(
-    ("layer", "offset", "shape", "message"),
-    [
-        (1, 0, (4, 9, 8), r"keeps the layers \(0, 2, 4\); got 1"),
-        (0, 14, (4, 9, 8), "shard 0 takes rows in 0 to 16; got 4 at row 14"),
-        (0, -1, (4, 9, 8), "shard 0 takes rows in 0 to 16; got 4 at row -1"),
-        (0, 0, (), r"have the shape \(n, 9, 8\); got \(\)"),
-        (0, 0, (4, 8, 8), r"tokens of whole layers have the shape \(n, 9, 8\); got \(4, 8, 8\)"),
-    ],
-)
-def test_a_buffer_refuses_what_does_not_fit(
-    plan: Plan, layer: int, offset: int, shape: tuple[int, ...], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plan.open().buffer(0).write(layer, offset, np.zeros(shape, np.float32))
-
-
-def test_a_buffer_refuses_other_dtypes(plan: Plan) -> None:
-    with pytest.raises(ConfigError, match="a bfloat16 store takes float32 tokens; got float64"):
-        plan.open().buffer(0).write(0, 0, np.zeros((4, 9, 8)))
-
-
 def test_an_unfinished_store_is_not_completed(plan: Plan) -> None:
     plan.write([0, 2])
     with pytest.raises(IncompleteStoreError, match=r"2 of 4 are not \(first: 1\)"):
