@@ -22,6 +22,8 @@ from .remedies import AGAIN, COPY
 from .storage import Storage
 
 __all__ = [
+    "GROWING",
+    "JOINING",
     "PLANNING",
     "ROOT",
     "Root",
@@ -37,6 +39,10 @@ _MAX_NAME_BYTES: Final = 200
 """Of the teacher's files; file systems take 255, and a temporary name is longer."""
 PLANNING: Final = ".planning"
 """Marks a folder that was being planned; see `create_store`."""
+GROWING: Final = ".growing"
+"""Folder in a finished store with rows, layers or kinds that are being added to it; see `growing.py`."""
+JOINING: Final = ".joining"
+"""The same folder while its files are renamed into the store."""
 
 
 class TeacherFile(Model):
@@ -154,9 +160,16 @@ def check_array(storage: Storage, manifest: Manifest, array: ArrayKey) -> None:
 
 def _not_a_store(storage: Storage) -> NotAStoreError:
     where = storage.where
-    if PLANNING in (storage.names("") or ()):
+    names = storage.names("") or ()
+    if PLANNING in names:
         return NotAStoreError(
             f"{where} is being planned, or its planning was interrupted; if nobody is at it, {AGAIN}"
+        )
+    if JOINING in names:
+        return NotAStoreError(
+            f"{where} is being joined with what was added to it, which takes moments, or that was cut short; "
+            "if nobody is at it, run the same `activault extract ... --append` or `--extend` again, which "
+            "finishes it"
         )
     if storage.folder is not None and not storage.folder.exists():
         return NotAStoreError(
