@@ -10,13 +10,12 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from .arrow import pa, pc
+from .arrow import pa
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
-from .differences import first_difference, spoken
-from .errors import ConfigError, NotAStoreError, StoreError, StoreMismatchError
+from .errors import ConfigError, NotAStoreError, StoreError
 from .files import (
     atomic_write,
     disk_error,
@@ -31,7 +30,7 @@ from .locks import LOCK, locked_by_one
 from .manifest import Manifest
 from .records import array_folder, arrays_of
 from .root import PLANNING, ROOT, Root, TeacherFile, is_teacher_name, make_root, read_root
-from .sample_tables import read_samples
+from .same_plan import refuse_other_plan
 from .samples import content_hash, samples_schema
 from .sealed import write_sealed
 from .storage import Folder
@@ -90,7 +89,7 @@ def plan_store(
                 return _plan(path, manifest, samples, teacher_files)
     _refuse_foreign(path)
     root = read_root(Folder(path))
-    _refuse_difference(path, root, manifest, samples, remedy)
+    refuse_other_plan(Folder(path), root, manifest, samples, remedy)
     return root
 
 
@@ -122,35 +121,6 @@ def _refuse_foreign(path: Path) -> None:
         raise NotAStoreError(
             f"{path} exists and is not an activation store; choose another path, or empty it"
         )
-
-
-def _first_other(ours: Any, theirs: Any) -> int | None:
-    """The first row in which two columns of strings differ, where null equals null alone."""
-    alike = pc.or_(pc.and_(pc.is_null(ours), pc.is_null(theirs)), pc.fill_null(pc.equal(ours, theirs), False))
-    row = pc.index(alike, False).as_py()
-    return None if row < 0 else int(row)
-
-
-def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.Table, remedy: str) -> None:
-    difference = first_difference(root.manifest, manifest)
-    if difference is not None:
-        field, there, asked = difference
-        raise StoreMismatchError(
-            f"{path} was planned differently: {field} is {spoken(there)} there and {spoken(asked)} here; "
-            f"{remedy}"
-        )
-    if root.samples == content_hash(samples):
-        return
-    planned, _ = read_samples(Folder(path), manifest)
-    for name in ("key", "label", "source"):
-        row = _first_other(planned[name], samples[name])
-        if row is not None:
-            old, new = planned[name][row].as_py(), samples[name][row].as_py()
-            raise StoreMismatchError(
-                f"{path} was planned from other images: the {name} of row {row} is {old!r} there and "
-                f"{new!r} here; {remedy}"
-            )
-    raise StoreMismatchError(f"{path} was planned from other images; {remedy}")
 
 
 def _plan(path: Path, manifest: Manifest, samples: pa.Table, teacher_files: TeacherFiles) -> Root:

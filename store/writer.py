@@ -11,40 +11,24 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from .arrow import pa
 from .buffer import ShardBuffer, refuse_other_shard
-from .checks import checked_contents
 from .completion import is_completed, write_completion
-from .cores import in_threads, num_cores
-from .differences import first_difference, spoken
 from .errors import ConfigError, IncompleteStoreError, ShardBusyError
-from .files import atomic_write, disk_error, refuse_another_folder, xxh3
+from .files import disk_error, refuse_another_folder
 from .locks import lock_shared
-from .manifest import Manifest
 from .marks import Mark, begin_again, collect_leftovers, own
 from .presence import is_finished
-from .records import (
-    ArrayKey,
-    FileRecord,
-    ShardRecord,
-    make_record,
-    mark_path,
-    statistics_path,
-)
+from .records import ShardRecord, mark_path
 from .remedies import AGAIN
 from .restoring import restore_records
 from .root import Root
-from .samples import OK, Outcome
-from .shard_writing import Content, write_shard_file
-from .statistics import Losses, statistics_bytes
+from .samples import Outcome
+from .shard_encoding import CheckedShard, checked_shard, encode_shard
 from .storage import Folder
 
 __all__ = ["StoreWriter"]
@@ -190,36 +174,12 @@ class StoreWriter:
             StoreError: the disk is full, read-only or gone; finished shards are kept.
         """
         self._refuse_closed()
-        _refuse_foreign(buffer, self.manifest)
-        if len(outcomes) != len(buffer.rows):
-            raise ConfigError(
-                f"shard {buffer.shard} has {len(buffer.rows)} rows; got {len(outcomes)} outcomes"
-            )
-        if threads is not None and threads < 1:
-            raise ConfigError(f"a shard is written by 1 thread or more; got {threads}")
-        num_arrays = len(self.manifest.layers) * len(self.manifest.kinds)
-        # Two chunks a thread are within the bound as long as there are no more threads than chunks.
-        threads = min(threads or num_cores(), num_arrays, self.manifest.chunks_per_shard)
-        is_ok = np.array([outcome.status == OK for outcome in outcomes], dtype=bool)
-        for offset in np.flatnonzero(~is_ok):
-            buffer.clear(int(offset))
-        contents = checked_contents(self.manifest, buffer, is_ok, self._keys, threads)
-        return self._publish(buffer, outcomes, contents, threads, check)
-
-    def _publish(
-        self,
-        buffer: ShardBuffer,
-        outcomes: Sequence[Outcome],
-        contents: Mapping[ArrayKey, Content],
-        threads: int,
-        check: Callable[[ShardRecord], object] | None,
-    ) -> ShardRecord:
-        """Own the shard, write it and let it go again, whatever comes."""
+        checked = checked_shard(self.manifest, buffer, outcomes, self._keys, threads)
         try:
             refuse_another_folder(self._handle, self.path)
             mark = self._claimed.pop(buffer.shard, None) or own(self.path, self.manifest, buffer.shard)
             try:
-                record = self._write(mark, buffer, outcomes, contents, threads, check)
+                record = self._write(mark, checked, check)
             except BaseException:
                 self._give_up(mark)
                 raise
@@ -229,27 +189,11 @@ class StoreWriter:
         return record
 
     def _write(
-        self,
-        mark: Mark,
-        buffer: ShardBuffer,
-        outcomes: Sequence[Outcome],
-        contents: Mapping[ArrayKey, Content],
-        threads: int,
-        check: Callable[[ShardRecord], object] | None,
+        self, mark: Mark, checked: CheckedShard, check: Callable[[ShardRecord], object] | None
     ) -> ShardRecord:
-        shard = buffer.shard
+        shard = checked.buffer.shard
         begin_again(self.path, [shard])
-        write = partial(write_shard_file, self.path, self.manifest, shard)
-        written = in_threads(lambda item: write(*item), contents.items(), threads)
-        files, found = zip(*written, strict=True)
-        statistics = {}
-        for array, stats in zip(contents, found, strict=True):
-            errors = buffer.errors(array)
-            statistics[array] = stats if errors is None else replace(stats, losses=Losses(*errors))
-        data = statistics_bytes(statistics)
-        atomic_write(self.path / statistics_path(shard), data)
-        summary = FileRecord(path=statistics_path(shard), bytes=len(data), hash=xxh3(data))
-        record, text = make_record(self.manifest, shard, outcomes, files, summary)
+        record, text = encode_shard(self.path, self.manifest, checked).record(self.manifest, shard)
         if check is not None:
             check(record)
         refuse_another_folder(self._handle, self.path)
@@ -278,16 +222,3 @@ class StoreWriter:
                 write_completion(self.path, self._root, self.samples)
         except OSError as exc:
             raise disk_error(exc, self.path, self.samples.nbytes) from exc
-
-
-def _refuse_foreign(buffer: ShardBuffer, manifest: Manifest) -> None:
-    """A buffer holds values as its own manifest's dtype does, int8's by its own steps."""
-    if buffer.manifest is manifest:
-        return
-    difference = first_difference(buffer.manifest, manifest)
-    if difference is not None:
-        field, given, ours = difference
-        raise ConfigError(
-            f"a shard is published from a buffer of its own store; {field} is {spoken(given)} in the buffer "
-            f"and {spoken(ours)} here; fill one of StoreWriter.buffer"
-        )
