@@ -192,7 +192,7 @@ def _forward(
         return
     stacked = torch.from_numpy(np.stack([image for image in pixels if image is not None]))
     for layer, tokens in backbone.layers(backbone.prepare(stacked), manifest.layers):
-        values = _host_values(kept_tokens(tokens, manifest.layout), manifest.dtype)
+        values = _host_values(kept_tokens(tokens, manifest.layout, manifest.kinds), manifest.dtype)
         for start, stop in _runs(good):
             buffer.write(layer, offset + good[start], values[start:stop])
 

@@ -1,7 +1,7 @@
 """Which tokens of a layer a store keeps, and how they are taken out of it where the teacher runs.
 
     parse_patches("every:4", grid=(16, 16), seed=0)         the places 0, 4, 8 ... of the grid, row by row
-    kept_tokens(tokens (B, tokens, dim), layout, kinds)     ->   (B, kept tokens, dim), CLS and registers first
+    kept_tokens(tokens (B, tokens, dim), layout, kinds)   ->   (B, kept tokens, dim), CLS and registers first
 
 `all` keeps every patch, `mean` their mean as one token, `every:N` each N-th place of the grid counted row by
 row, `random:N` N places drawn by the seed, the same for every image and layer.

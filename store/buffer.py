@@ -1,8 +1,9 @@
 """One shard's values in memory, until they are published.
 
-Float32 tokens of layers (n, num_tokens, dim), or of the kept kinds alone, in; per layer and kind one array (rows, tokens of the
-kind, dim) of held values (see `codecs.py`): 1 byte a value for int8 codes, 2 for bfloat16 and float16, 4 for
-float32. Every row starts as the fill value. Nothing depends on how many rows are written at a time.
+Float32 tokens of layers (n, num_tokens, dim), or of the kept kinds alone, in; per layer and kind one array
+(rows, tokens of the kind, dim) of held values (see `codecs.py`): 1 byte a value for int8 codes, 2 for
+bfloat16 and float16, 4 for float32. Every row starts as the fill value. Nothing depends on how many rows are
+written at a time.
 """
 
 from __future__ import annotations
