@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from activault.store import StoreError, StoreWriter, open_store, verify_store
-from activault.store import writer as writer_module
+from activault.store import shard_encoding as encoding_module
 from activault.store.errors import ShardBusyError
 from activault.store.marks import own, owned_shards
 
@@ -26,7 +26,7 @@ def files_of(plan: Plan, shard: int) -> list[Path]:
 
 
 def fail_at_array(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
-    original, done = writer_module.write_shard_file, 0
+    original, done = encoding_module.write_shard_file, 0
 
     def failing(*arguments: object) -> object:
         nonlocal done
@@ -35,7 +35,7 @@ def fail_at_array(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseExcep
             raise error
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(writer_module, "write_shard_file", failing)
+    monkeypatch.setattr(encoding_module, "write_shard_file", failing)
 
 
 def test_another_process_is_refused_while_a_shard_has_an_owner(plan: Plan) -> None:

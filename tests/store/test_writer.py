@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from activault.store import ConfigError, IncompleteStoreError, NonFiniteError, Outcome, StoreError, open_store
-from activault.store import writer as writer_module
+from activault.store import shard_encoding as encoding_module
 from activault.store.errors import ShardBusyError
 
 from .conftest import MakePlan, Plan
@@ -71,14 +71,14 @@ def test_threads_may_publish_different_shards(make_plan: MakePlan, num_writers: 
 def test_one_owner_writes_a_shard(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = plan.open()
     inside, go_on = threading.Event(), threading.Event()
-    original = writer_module.write_shard_file
+    original = encoding_module.write_shard_file
 
     def slow(*arguments: object) -> object:
         inside.set()
         assert go_on.wait(20)
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(writer_module, "write_shard_file", slow)
+    monkeypatch.setattr(encoding_module, "write_shard_file", slow)
     thread = threading.Thread(target=plan.publish, args=(writer, 1))
     thread.start()
     assert inside.wait(20)
@@ -212,7 +212,7 @@ def test_a_full_disk_is_told_with_the_remedy(plan: Plan, monkeypatch: pytest.Mon
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer_module, "write_shard_file", full)
+        patch.setattr(encoding_module, "write_shard_file", full)
         with pytest.raises(
             StoreError, match=r"could not be written \(No space left on device\); free at least"
         ):
@@ -225,7 +225,7 @@ def test_a_full_disk_is_told_with_the_remedy(plan: Plan, monkeypatch: pytest.Mon
 def test_shards_of_other_writers_are_looked_at_until_they_are_finished(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(writer_module, "_WAIT", 0.0)
+    monkeypatch.setattr(encoding_module, "_WAIT", 0.0)
     other, seen = plan.open(), list[list[int]]()
     assert other.claim(1)
     with plan.open() as writer:
