@@ -8,6 +8,7 @@ import pytest
 
 from activault.store import ConfigError, IncompleteStoreError, NonFiniteError, Outcome, StoreError, open_store
 from activault.store import shard_encoding as encoding_module
+from activault.store import writer as writer_module
 from activault.store.errors import ShardBusyError
 
 from .conftest import MakePlan, Plan
@@ -225,7 +226,7 @@ def test_a_full_disk_is_told_with_the_remedy(plan: Plan, monkeypatch: pytest.Mon
 def test_shards_of_other_writers_are_looked_at_until_they_are_finished(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(encoding_module, "_WAIT", 0.0)
+    monkeypatch.setattr(writer_module, "_WAIT", 0.0)
     other, seen = plan.open(), list[list[int]]()
     assert other.claim(1)
     with plan.open() as writer:
