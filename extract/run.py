@@ -49,7 +49,7 @@ from .planning import (
 from .preprocess import to_pixels
 from .sources import opened
 
-__all__ = ["ExtractOptions", "ExtractSummary", "extract", "summarise"]
+__all__ = ["ExtractOptions", "ExtractSummary", "counted", "extract", "row_decoder", "summarise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def extract(
     backbone = load_backbone(
         options.teacher, weights=options.weights, image_size=options.image_size, request=options.request
     )
-    decode = _decoder(source, order, backbone, options)
+    decode = row_decoder(source, order, backbone, options)
     backbone = backbone.to(device)
     workers = options.workers or num_cores()
     with _planned(
@@ -121,7 +121,7 @@ def extract(
         stalls = capture(
             writer,
             backbone,
-            _counted(decode, budget),
+            counted(decode, budget),
             batch_size=options.batch_size,
             workers=workers,
             progress=progress,
@@ -143,7 +143,7 @@ def _budget(source: ImageSource, order: Rows, options: ExtractOptions, store: Pa
     return budget
 
 
-def _counted(decode: Callable[[int], Decoded], budget: ErrorBudget) -> Callable[[int], Decoded]:
+def counted(decode: Callable[[int], Decoded], budget: ErrorBudget) -> Callable[[int], Decoded]:
     """`decode`, which stops the run where too many images are bad."""
 
     def counted(row: int) -> Decoded:
@@ -193,7 +193,7 @@ def _planned(
     return create_store(store, manifest, plan_table(source, order), save)
 
 
-def _decoder(
+def row_decoder(
     source: ImageSource, order: Rows, backbone: Backbone, options: ExtractOptions
 ) -> Callable[[int], Decoded]:
     """A row's pixels, by its number."""
