@@ -3,13 +3,16 @@
     nn.Module with timm's names  ->  {"norm1.weight": (dim,), "attn.qkv.weight": (3 dim, dim), ...}
 
 A copied block must equal the teacher's block: everything that it computes otherwise (other heads, epsilon or
-activation, normalised queries, rotary positions) is an error, never left out in silence.
+activation, normalised queries, rotary positions) is an error, never left out in silence. What can be named is
+named; at the end both run on the same tokens, since blocks that differ only in the order of their parts, such
+as timm's with norms behind the branches, have the same tensors.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +26,9 @@ __all__ = ["BlockChoice", "plain_width", "teacher_tensors"]
 BlockChoice = Literal["first", "middle", "last", "mean"]
 
 # A teacher may lack these; the value makes ours compute the same without them.
-NEUTRAL = {"ls1.gamma": 1.0, "ls2.gamma": 1.0, "attn.qkv.bias": 0.0, "attn.proj.bias": 0.0}
+NEUTRAL: Final = {"ls1.gamma": 1.0, "ls2.gamma": 1.0, "attn.qkv.bias": 0.0, "attn.proj.bias": 0.0}
+_TOLERANCE: Final = 1e-6
+"""Of the change that a block makes to its tokens, in float64, where both orders of summing agree to 1e-11."""
 
 
 def plain_width(blocks: Sequence[nn.Module]) -> int | None:
@@ -38,6 +43,11 @@ def teacher_tensors(teacher: nn.Module, block: RecurrentBlock, eps: float) -> di
     Raises:
         ConfigError: the two blocks do not compute the same function of their tensors.
     """
+    if getattr(teacher, "rotary", None) is not None:
+        raise ConfigError(
+            "Raptor's block knows its tokens alone, and the teacher's blocks turn them by rotary positions; "
+            "use init = 'random'"
+        )
     given = {name: tensor.detach() for name, tensor in teacher.state_dict().items()}
     wanted = {name: tensor for name, tensor in block.state_dict().items() if not name.startswith("depth.")}
     if unknown := sorted(given.keys() - wanted.keys()):
@@ -60,7 +70,28 @@ def teacher_tensors(teacher: nn.Module, block: RecurrentBlock, eps: float) -> di
             )
         tensors[name] = tensor.to(own)
     _check_attributes(teacher, block, eps)
+    _check_function(teacher, block, tensors)
     return tensors
+
+
+@torch.no_grad()
+def _check_function(teacher: nn.Module, block: RecurrentBlock, tensors: dict[str, Tensor]) -> None:
+    """Run both on the same tokens; what a block adds to them is compared, as LayerScale may make it small."""
+    own = copy.deepcopy(block)
+    own.depth = None
+    own.load_state_dict(tensors)
+    dim = own.attn.proj.out_features
+    tokens = torch.randn(2, 5, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    depth = torch.zeros(1, 1, dtype=torch.float64)
+    ours = own.cpu().double()(tokens, depth) - tokens
+    theirs = copy.deepcopy(teacher).cpu().double()(tokens) - tokens
+    off = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-300))
+    if not off <= _TOLERANCE:
+        raise ConfigError(
+            f"a copied block computes what the teacher's does, and from the same tensors "
+            f"{type(teacher).__name__} computes something else (off by {off:.2g} of what it adds to its "
+            "tokens); use init = 'random'"
+        )
 
 
 def _check_attributes(teacher: nn.Module, block: RecurrentBlock, eps: float) -> None:

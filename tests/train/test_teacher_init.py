@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from timm.layers import LayerScale
-from timm.models.vision_transformer import Block
+from timm.models.vision_transformer import Block, ResPostBlock
 from torch import nn
 
 from activault.store.errors import ConfigError
@@ -101,6 +101,32 @@ def test_blocks_that_do_not_fit_are_refused(
     with pytest.raises(ConfigError, match=message):
         model.init_from_blocks([timm_block(**options)])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_the_same_tensors_in_another_order_are_refused() -> None:
+    """timm's ResPostBlock has Block's tensors, and its norms stand behind the branches."""
+    block = ResPostBlock(DIM, HEADS, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6)).eval()
+    model = Raptor(RaptorConfig(dim=DIM, num_heads=HEADS, num_layers=1))
+    assert {name for name in block.state_dict() if name not in model.blocks[0].state_dict()} == set()
+    with pytest.raises(ConfigError, match=r"from the same tensors ResPostBlock computes something else"):
+        model.init_from_blocks([block])
+
+
+def test_a_small_layer_scale_does_not_hide_a_difference() -> None:
+    class Twice(Block):
+        def forward(self, x: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+            return x + 2 * (super().forward(x) - x)
+
+    block = Twice(DIM, HEADS, qkv_bias=True, init_values=1e-5, norm_layer=partial(nn.LayerNorm, eps=1e-6))
+    with pytest.raises(ConfigError, match=r"off by 0\.5 of what it adds"):
+        Raptor(RaptorConfig(dim=DIM, num_heads=HEADS, num_layers=1)).init_from_blocks([block.eval()])
+
+
+def test_rotary_positions_are_named() -> None:
+    block = timm_block()
+    block.register_buffer("rotary", torch.zeros(4, 12), persistent=False)
+    with pytest.raises(ConfigError, match=r"turn them by rotary positions; use init = 'random'"):
+        Raptor(RaptorConfig(dim=DIM, num_heads=HEADS, num_layers=1)).init_from_blocks([block])
 
 
 def test_wrong_number_of_blocks_is_refused(teacher: list[Block]) -> None:
