@@ -190,6 +190,20 @@ class ShardBuffer:
             if bad.any():
                 self._refused[array, offset + int(place)] = float(tokens[place][bad][0])
 
+    def count_losses(
+        self, array: ArrayKey, offset: int, errors: npt.NDArray[Any], clipped: npt.NDArray[Any]
+    ) -> None:
+        """Note what int8 codes that were put into `held` as they are have cost, under one row that is kept.
+
+        Args:
+            array: whose codes they are.
+            offset: row of the shard; not one that `write` or `clear` is called for afterwards.
+            errors: (dim,) sum of squared errors.
+            clipped: (dim,) codes that were clipped.
+        """
+        self._losses[array].errors[offset] = errors
+        self._losses[array].clipped[offset] = clipped
+
     def clear(self, offset: int) -> None:
         """Make one row of the shard the fill value again, in every array."""
         for array, held in self._held.items():

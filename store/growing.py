@@ -1,9 +1,9 @@
 """What a store that is being grown has beside it: names, what they mean, and what to say of them.
 
 A finished store grows by rows after its last one, or by layers or token kinds of the same rows. What is new
-is written as a store of its own in the hidden folder `.growing`: the part that the grown store has and the old
-one has not. When all of it is there, and all metadata of the grown store beside it, the folder is renamed to
-`.joining`: from then on the store is the grown one, whoever carries out the renames that are left.
+is written as a store of its own in the hidden folder `.growing`: the part that the grown store has and the
+old one has not. When all of it is there, and all metadata of the grown store beside it, the folder is renamed
+to `.joining`: from then on the store is the grown one, whoever carries out the renames that are left.
 
     .growing/zarr.json, layer_*, shards ...   the new part, a partial copy of the grown store, under way
     .growing/joined/                          the grown store's metadata, while they are gathered
@@ -15,16 +15,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from .errors import IncompleteStoreError
 from .presence import shards_named
 from .records import record_path
 from .root import GROWING, JOINING, ROOT, Root, read_root
 from .storage import Folder, Storage
 
-__all__ = ["GROWING", "JOINED", "JOINING", "growing_root", "note_of_growth", "refuse_joining"]
+__all__ = ["GROWING", "JOINED", "JOINING", "growing_root", "note_of_growth"]
 
 JOINED: Final = "joined"
 """Folder within `.growing`: what the grown store has in its own folder, but for arrays."""
+_GO_ON: Final = "run the same `activault extract ... --append` or `--extend` again, which finishes it"
 
 
 def growing_root(store: Path) -> Root | None:
@@ -58,16 +58,3 @@ def note_of_growth(storage: Storage) -> tuple[str, str] | None:
         f"{rows}, {what} are being added: {done} of {total} shards are there, and nobody reads them yet; "
         f"finish it by the same command, or remove {GROWING} to drop them"
     )
-
-
-_GO_ON: Final = "run the same `activault extract ... --append` or `--extend` again, which finishes it"
-
-
-def refuse_joining(store: Path) -> None:
-    """Refuse to go on in a store of which the renames are under way.
-
-    Raises:
-        IncompleteStoreError: they are.
-    """
-    if (store / JOINING).exists():
-        raise IncompleteStoreError(f"{store}: new data are being joined to it; {_GO_ON}")
