@@ -115,8 +115,13 @@ class Backbone(nn.Module):
 
     @property
     def norm(self) -> nn.Module:
-        """The final norm, for whoever reads out; an identity where timm pools before it normalises."""
-        return cast(nn.Module, self.vit.norm)
+        """The final norm, for whoever reads out: of (B, tokens, dim), token by token.
+
+        It is timm's `norm`; where timm pools before it normalises, as in EVA-02, that is an identity and the
+        weights' own norm is `fc_norm`, which is the one that the makers' pre-training puts on every token.
+        """
+        pooled_first = isinstance(self.vit.norm, nn.Identity)
+        return cast(nn.Module, self.vit.fc_norm if pooled_first else self.vit.norm)
 
     def prepare(self, pixels: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch 3 height width"]:
         """Pixels in 0-255 as the teacher's float32 input, on this module's device."""
@@ -283,7 +288,7 @@ def _given(info: TeacherInfo, architecture: str, weights: Path | None, folder: P
     if weights is None:
         raise WeightsError(
             f"the store was made without its teacher's weights, so {folder} has none; give those of {wanted} "
-            "with load_teacher(folder, weights=FILE)"
+            "with --weights, or load_teacher(folder, weights=FILE)"
         )
     vit = fitted_from(architecture, weights)
     if (found := tensors_sha256(vit.state_dict())) != info.weights_sha256:

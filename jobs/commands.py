@@ -93,6 +93,7 @@ def train(
     *,
     out: Path,
     set_: tuple[str, ...] = (),
+    weights: Path | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:
@@ -113,6 +114,8 @@ def train(
         The run's folder.
     set_
         Values that replace the recipe's, as key=value with dotted keys.
+    weights
+        The teacher's weights, a file or a folder as for extract, where the store was made without them.
     device
         auto, cpu, cuda, cuda:1, mps.
     json
@@ -120,7 +123,7 @@ def train(
     """
     from . import show, tasks
 
-    summary = tasks.train_run(recipe, out, overrides=set_, device=device, quiet=json)
+    summary = tasks.train_run(recipe, out, overrides=set_, weights=weights, device=device, quiet=json)
     if json:
         console.print_json({**dataclasses.asdict(summary), "path": str(summary.path)})
     else:
@@ -134,6 +137,7 @@ def probe(
     *,
     run: Path,
     task: Literal["classification"] = "classification",
+    weights: Path | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:
@@ -155,6 +159,8 @@ def probe(
         A finished run.
     task
         What the head predicts.
+    weights
+        The teacher's weights, a file or a folder as for extract, where the store was made without them.
     device
         auto, cpu, cuda, cuda:1, mps.
     json
@@ -162,7 +168,8 @@ def probe(
     """
     from . import show, tasks
 
-    report = tasks.probe_run(store, run, task=task, device=device, quiet=json).to_dict()
+    found = tasks.probe_run(store, run, task=task, weights=weights, device=device, quiet=json)
+    report = found.to_dict()
     if json:
         console.print_json(report)
     else:
@@ -176,6 +183,7 @@ def analyze(
     *,
     out: Path,
     run: Path | None = None,
+    weights: Path | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:
@@ -194,6 +202,8 @@ def analyze(
         Folder for the report.
     run
         A finished run.
+    weights
+        The teacher's weights, a file or a folder as for extract, where the store was made without them.
     device
         auto, cpu, cuda, cuda:1, mps.
     json
@@ -201,7 +211,7 @@ def analyze(
     """
     from . import tasks
 
-    result = tasks.write_analysis(store, out, run_path=run, device=device, quiet=json)
+    result = tasks.write_analysis(store, out, run_path=run, weights=weights, device=device, quiet=json)
     if json:
         console.print_json(
             {"report": str(result.page), "numbers": str(result.page.with_name("numbers.json"))}

@@ -78,6 +78,7 @@ def train_run(
     out: Path,
     *,
     overrides: Sequence[str] = (),
+    weights: Path | None = None,
     device: str = "auto",
     quiet: bool = False,
 ) -> RunSummary:
@@ -90,7 +91,8 @@ def train_run(
     cuts = recipe.cuts if recipe.cuts is not None else _cuts_of(recipe, store, out, quiet)
     blocks = None
     if recipe.teacher_block:
-        blocks = list(_teacher_of(store, 'start the blocks at random (init = "random")').blocks)
+        remedy = 'start the blocks at random (init = "random")'
+        blocks = list(_teacher_of(store, weights, remedy).blocks)
     total = recipe.stage1.steps * (len(cuts) + 1) + recipe.stage2.steps
     done: dict[str, int] = {}
     with console.progress_bar("train", "steps", quiet=quiet) as advance:
@@ -105,18 +107,25 @@ def train_run(
         )
 
 
-def _teacher_of(store: Store, remedy: str) -> Backbone:
-    """The store's own teacher.
+def _teacher_of(store: Store, weights: Path | None, remedy: str) -> Backbone:
+    """The store's own teacher; `weights` are used where the store was made without them.
 
     Raises:
-        ConfigError: it has none, as an imported one.
-        WeightsError: its files are damaged.
+        ConfigError: it has none, as an imported one, or its weights were left out and are not given.
+        WeightsError: its files are damaged, or other weights are given.
     """
     from activault.extract.backbone import load_teacher
+    from activault.extract.teacher_files import weights_left_out
 
     if not store.teacher_dir.is_dir() or not any(store.teacher_dir.iterdir()):
         raise ConfigError(f"this needs the teacher's weights, and {store.path} carries none; {remedy}")
-    return load_teacher(store.teacher_dir)
+    if weights is None and weights_left_out(store.teacher_dir):
+        teacher = store.manifest.teacher
+        raise ConfigError(
+            f"this needs the teacher's weights, and {store.path} was made without them; give those of "
+            f"{teacher.name} ({teacher.weights}; hash {teacher.weights_sha256}) with --weights, or {remedy}"
+        )
+    return load_teacher(store.teacher_dir, weights=weights)
 
 
 def _cuts_of(recipe: TrainRecipe, store: Store, out: Path, quiet: bool) -> tuple[int, ...]:
@@ -135,6 +144,7 @@ def probe_run(
     run_path: Path,
     *,
     task: Literal["classification"] = "classification",
+    weights: Path | None = None,
     device: str = "auto",
     quiet: bool = False,
 ) -> ProbeReport:
@@ -146,7 +156,7 @@ def probe_run(
     store, run, chosen = open_store(path), load_run(run_path), choose_device(device)
     _check_fit(store, run)
     train_rows, test_rows = rows_of(store, "train"), rows_of(store, "test")
-    teacher = _teacher_of(store, "probe from a store that `activault extract` made").to(chosen)
+    teacher = _teacher_of(store, weights, "probe from a store that `activault extract` made").to(chosen)
     untrained = repeated_blocks(run.model.config, list(teacher.blocks)).to(chosen)
     with console.progress_bar("probe", "rows", quiet=quiet) as advance:
         report = probe(
@@ -196,7 +206,13 @@ class Analysis:
 
 
 def write_analysis(
-    path: Path, out: Path, *, run_path: Path | None = None, device: str = "auto", quiet: bool = False
+    path: Path,
+    out: Path,
+    *,
+    run_path: Path | None = None,
+    weights: Path | None = None,
+    device: str = "auto",
+    quiet: bool = False,
 ) -> Analysis:
     """Every analysis, on all rows or, beside a run, on test rows alone; figures, numbers and the page.
 
@@ -209,11 +225,17 @@ def write_analysis(
         analysis = _analyzed(store, store.valid_rows, None, quiet)
         inputs = report_inputs(store, analysis, found)
         return Analysis(page=write_report(out, inputs), inputs=inputs, rollout=None, probe=None)
-    return _analysis_of_run(store, out, found, run_path, device, quiet)
+    return _analysis_of_run(store, out, found, run_path, weights, device, quiet)
 
 
 def _analysis_of_run(
-    store: Store, out: Path, found: FoundPhases, run_path: Path, device: str, quiet: bool
+    store: Store,
+    out: Path,
+    found: FoundPhases,
+    run_path: Path,
+    weights: Path | None,
+    device: str,
+    quiet: bool,
 ) -> Analysis:
     from activault.analyze import write_report
     from activault.extract.machine import choose_device
@@ -225,7 +247,7 @@ def _analysis_of_run(
     with console.progress_bar("roll out", "rows", quiet=quiet) as advance:
         rollout = evaluate_rollout(model, store, rows, device=chosen, progress=advance)
     analysis = _analyzed(store, rows, _rollout_of(model, chosen), quiet)
-    probe, why_not = _probe_of(store, run, device, quiet)
+    probe, why_not = _probe_of(store, run, weights, device, quiet)
     inputs = report_inputs(store, analysis, found, run=run, rollout=rollout, probe=probe)
     if why_not:
         inputs.notes["probes"] = f"left out: {why_not}"
@@ -251,14 +273,17 @@ def _analyzed(
         return analyze_store(store, rows, surrogate, ks=(), progress=advance)
 
 
-def _probe_of(store: Store, run: Run, device: str, quiet: bool) -> tuple[dict[str, Any] | None, str]:
+def _probe_of(
+    store: Store, run: Run, weights: Path | None, device: str, quiet: bool
+) -> tuple[dict[str, Any] | None, str]:
     """The run's probe on this store, as `activault probe` left it or made now; or why there can be none."""
     made = _read_probe(run.path / "probe.json")
     if made and _probe_identity(store, run).items() <= made.items():
         return made, ""
     try:
-        return probe_run(store.path, run.path, device=device, quiet=quiet).to_dict(), ""
-    except ConfigError as exc:  # no labels, one class: a report without probes is still a report
+        probe = probe_run(store.path, run.path, weights=weights, device=device, quiet=quiet)
+        return probe.to_dict(), ""
+    except ConfigError as exc:  # no labels, one class, no weights: a report without probes is still a report
         return None, str(exc)
 
 
