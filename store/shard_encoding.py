@@ -6,9 +6,9 @@ record, which is the caller's to publish, out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,17 @@ from .checks import checked_contents
 from .cores import in_threads, num_cores
 from .differences import first_difference, spoken
 from .errors import ConfigError
-from .files import atomic_write, xxh3
+from .files import xxh3
 from .manifest import Manifest
-from .records import ArrayFile, ArrayKey, FileRecord, ShardRecord, make_record, statistics_path
+from .records import (
+    ArrayFile,
+    ArrayKey,
+    FileRecord,
+    ShardRecord,
+    array_file,
+    make_record,
+    statistics_path,
+)
 from .samples import OK, Outcome
 from .shard_writing import Content, write_shard_file
 from .statistics import ChannelStats, Losses, statistics_bytes
@@ -83,21 +91,42 @@ def checked_shard(
     return CheckedShard(buffer, outcomes, checked_contents(manifest, buffer, is_ok, keys, threads), threads)
 
 
-def encode_shard(folder: Path, manifest: Manifest, checked: CheckedShard) -> EncodedShard:
-    """Write every array's file and the statistics below `folder`, each whole and on disk.
+def encode_shard(
+    folder: Path, manifest: Manifest, checked: CheckedShard, name_of: Callable[[str], str] = str
+) -> EncodedShard:
+    """Write every array's file and the statistics into `folder`, the bytes of each on disk.
+
+    Args:
+        folder: of the caller's own; it need not be the store's.
+        manifest: of the store.
+        checked: the shard.
+        name_of: the name in `folder` of a file that is to be such a path of a store; by default the path.
 
     Raises:
         OSError: the disk is full, read-only or gone.
     """
     shard = checked.buffer.shard
-    write = partial(write_shard_file, folder, manifest, shard)
-    written = in_threads(lambda item: write(*item), checked.contents.items(), checked.threads)
+
+    def write(item: tuple[ArrayKey, Content]) -> tuple[ArrayFile, ChannelStats]:
+        array, content = item
+        file = folder / name_of(array_file(array.layer, array.kind, shard))
+        if file.parent != folder:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        return write_shard_file(file, manifest, shard, array, content)
+
+    written = in_threads(write, checked.contents.items(), checked.threads)
     statistics = {
         array: _with_losses(checked.buffer, array, stats)
         for array, (_, stats) in zip(checked.contents, written, strict=True)
     }
     data = statistics_bytes(statistics)
-    atomic_write(folder / statistics_path(shard), data)
+    file = folder / name_of(statistics_path(shard))
+    if file.parent != folder:
+        file.parent.mkdir(exist_ok=True)
+    with file.open("wb") as opened:
+        opened.write(data)
+        opened.flush()
+        os.fsync(opened.fileno())
     summary = FileRecord(path=statistics_path(shard), bytes=len(data), hash=xxh3(data))
     files = {array: file for array, (file, _) in zip(checked.contents, written, strict=True)}
     return EncodedShard(checked.outcomes, files, summary)

@@ -17,13 +17,16 @@ from typing import Final
 
 from .arrow import pa
 from .buffer import ShardBuffer, refuse_other_shard
+from .collecting import collect_beside, collect_leftovers
 from .completion import is_completed, write_completion
-from .errors import ConfigError, IncompleteStoreError, ShardBusyError
-from .files import disk_error, refuse_another_folder
+from .cores import in_threads
+from .errors import ConfigError, IncompleteStoreError, ShardBusyError, ShardTakenError, StoreError
+from .files import disk_error, refuse_another_folder, sync_folder
+from .leases import LEASE, Heartbeat, Watch
 from .locks import lock_shared
-from .marks import Mark, begin_again, collect_leftovers, own
+from .marks import Mark, begin_again, own, owner_of
 from .presence import is_finished
-from .records import ShardRecord, mark_path
+from .records import ShardRecord
 from .remedies import AGAIN
 from .restoring import restore_records
 from .root import Root
@@ -45,8 +48,11 @@ class StoreWriter:
     the same time is written by the first, and refused to the other.
     """
 
-    def __init__(self, path: Path, root: Root, samples: pa.Table) -> None:
+    def __init__(self, path: Path, root: Root, samples: pa.Table, lease: float = LEASE) -> None:
         self.path = path
+        self._lease = lease
+        self._watch = Watch(lease)
+        self._heartbeat = Heartbeat(lease)
         self._storage = Folder(path)
         self.manifest = root.manifest
         self._root = root
@@ -66,9 +72,16 @@ class StoreWriter:
         self.close()
 
     def close(self) -> None:
-        """Give up claimed shards and the writers' lock; also done when the writer is collected."""
+        """Give up claimed shards and the writers' lock; also done when the writer is collected.
+
+        The last writer to be closed removes what others left that were killed beside it.
+        """
+        self._heartbeat.stop()
         for shard in list(self._claimed):
             self._give_up(self._claimed.pop(shard))
+        if self._close.alive:
+            with contextlib.suppress(OSError, StoreError):  # best effort: the next writer does it, too
+                collect_beside(self.path, self._handle, self.manifest)
         self._close()
 
     def _refuse_closed(self) -> None:
@@ -90,8 +103,8 @@ class StoreWriter:
         """Those of `shards` that are to be written, again and again until all are finished.
 
         A round is over when the caller has written what it could claim. The next one, after a wait, is of
-        what other writers had: of those that are slow, and of those that died. The first wait is logged as a
-        warning: a writer that is stopped and not dead keeps its shards for ever.
+        what other writers had: of those that are slow, of those that died, and of those whose lease ran out.
+        The first wait is logged.
         """
         told = False
         while shards:
@@ -106,8 +119,8 @@ class StoreWriter:
     def _waiting_for(self, shards: Sequence[int]) -> str:
         which = f"shard {shards[0]}" + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")
         return (
-            f"waiting for {which} of {self.path}, which another process is writing; should that be stopped, "
-            f"end it, and they are written here: `fuser {self.path / mark_path(shards[0])}` tells which it is"
+            f"waiting for {which} of {self.path}, which {owner_of(self.path, shards[0])} is writing; it is "
+            f"taken over when that dies, or gives no sign of life for {self._lease:.0f} s"
         )
 
     def claim(self, shard: int) -> bool:
@@ -124,7 +137,7 @@ class StoreWriter:
         refuse_other_shard(self.manifest, shard)
         try:
             refuse_another_folder(self._handle, self.path)
-            mark = own(self.path, self.manifest, shard)
+            mark = self._own(shard)
         except ShardBusyError:
             return False
         except OSError as exc:
@@ -134,6 +147,11 @@ class StoreWriter:
             return False
         self._claimed[shard] = mark
         return True
+
+    def _own(self, shard: int) -> Mark:
+        mark = own(self.path, self.manifest, shard, self._lease, self._watch)
+        self._heartbeat.add(mark)
+        return mark
 
     @staticmethod
     def _give_up(mark: Mark) -> None:
@@ -171,31 +189,51 @@ class StoreWriter:
                 published.
             PrecisionError: int8 codes are further off than they may be; nothing is published.
             ShardBusyError: another thread or process is publishing this shard.
+            ShardTakenError: this writer gave no sign of life for its lease, and another has the shard now.
             StoreError: the disk is full, read-only or gone; finished shards are kept.
         """
         self._refuse_closed()
         checked = checked_shard(self.manifest, buffer, outcomes, self._keys, threads)
         try:
             refuse_another_folder(self._handle, self.path)
-            mark = self._claimed.pop(buffer.shard, None) or own(self.path, self.manifest, buffer.shard)
+            mark = self._claimed.pop(buffer.shard, None) or self._own(buffer.shard)
             try:
-                record = self._write(mark, checked, check)
-            except BaseException:
+                return self._write(mark, checked, check)
+            except BaseException as exc:
+                is_taken = isinstance(exc, OSError) and not mark.is_held
                 self._give_up(mark)
+                if is_taken:
+                    raise self._taken(buffer.shard) from exc
                 raise
-            mark.close()
         except OSError as exc:
             raise disk_error(exc, self.path, buffer.nbytes) from exc
-        return record
+
+    def _taken(self, shard: int) -> ShardTakenError:
+        return ShardTakenError(
+            f"a shard is its owner's as long as that gives signs of life; shard {shard} of {self.path} was "
+            f"taken over by {owner_of(self.path, shard)} after {self._lease:.0f} s without one; nothing is "
+            "lost, and the store goes on to be written"
+        )
 
     def _write(
         self, mark: Mark, checked: CheckedShard, check: Callable[[ShardRecord], object] | None
     ) -> ShardRecord:
-        shard = checked.buffer.shard
-        begin_again(self.path, [shard])
-        record, text = encode_shard(self.path, self.manifest, checked).record(self.manifest, shard)
+        """Write the shard beside the store, then put it in its place; all of it fails for a late owner."""
+        shard, staging = checked.buffer.shard, mark.staging
+        encoded = encode_shard(staging.folder, self.manifest, checked, staging.name_of)
+        record, text = encoded.record(self.manifest, shard)
         if check is not None:
             check(record)
+        refuse_another_folder(self._handle, self.path)
+        begin_again(self.path, [shard], mark)
+        folders = dict[Path, None]()
+        for file in (*record.files, record.statistics):
+            target = self.path / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staging.put(file.path)
+            # The folders up to the array's own: each may be new, and its name lives in the one above.
+            folders |= dict.fromkeys([target.parent, *target.parents[1:4]] if file in record.files else [])
+        in_threads(sync_folder, [*folders, self.path / "shards"], checked.threads)
         refuse_another_folder(self._handle, self.path)
         mark.publish(text)
         return record
