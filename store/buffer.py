@@ -14,7 +14,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import BLOCK_VALUES, fill_of, held_type, non_finite, round_to_bfloat16, round_to_float16
+from .codecs import (
+    BLOCK_VALUES,
+    MAX_CODE,
+    fill_of,
+    held_type,
+    non_finite,
+    round_to_bfloat16,
+    round_to_float16,
+)
 from .errors import ConfigError
 from .layout import TokenKind
 from .manifest import Manifest
@@ -203,6 +211,25 @@ class ShardBuffer:
         """
         self._losses[array].errors[offset] = errors
         self._losses[array].clipped[offset] = clipped
+
+    def take_over(self, array: ArrayKey, held: npt.NDArray[Any], is_ok: npt.NDArray[np.bool_]) -> None:
+        """Put in the place of one array's values those of the same rows that another machine computed.
+
+        Of int8 what quantising cost stays as it was here, where codes of the same values differ by their
+        rounding alone; no more values count as clipped than codes stand at an end.
+
+        Args:
+            array: which.
+            held: (rows, tokens, dim) as they are held.
+            is_ok: (rows,)
+        """
+        self._held[array][...] = held
+        for offset in range(len(self.rows)):
+            self._refused.pop((array, offset), None)
+        loss = self._losses.get(array)
+        if loss is not None:
+            at_ends = (np.abs(held.astype(np.int16)) == MAX_CODE).sum(axis=1) * is_ok[:, None]
+            np.minimum(loss.clipped, at_ends, out=loss.clipped, casting="unsafe")
 
     def clear(self, offset: int) -> None:
         """Make one row of the shard the fill value again, in every array."""

@@ -36,7 +36,7 @@ from .sealed import write_sealed
 from .storage import Folder
 from .writer import StoreWriter
 
-__all__ = ["create_store", "is_free", "plan_store"]
+__all__ = ["TeacherFiles", "check_samples", "create_store", "is_free", "plan_store", "write_teacher_files"]
 
 _FOLDER: Final = re.compile(r"teacher|shards|layer_\d{2,}(/(cls|registers|patches))?")
 _FILE: Final = re.compile(r"teacher/[^/]+|layer_\d{2,}/((cls|registers|patches)/)?zarr\.json")
@@ -63,15 +63,24 @@ def create_store(
         StoreError: the disk is full, read-only or gone.
     """
     path = Path(path)
+    check_samples(manifest, samples)
+    try:
+        return StoreWriter(path, plan_store(path, manifest, samples, teacher_files), samples)
+    except OSError as exc:
+        raise disk_error(exc, path, samples.nbytes) from exc
+
+
+def check_samples(manifest: Manifest, samples: pa.Table) -> None:
+    """Refuse a sample table that is not of as many rows as the manifest.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if len(samples) != manifest.num_rows or not samples.schema.equals(samples_schema()):
         raise ConfigError(
             f"samples come from plan_samples, one for each of {manifest.num_rows} rows; got {len(samples)} "
             f"of the columns {samples.schema.names}"
         )
-    try:
-        return StoreWriter(path, plan_store(path, manifest, samples, teacher_files), samples)
-    except OSError as exc:
-        raise disk_error(exc, path, samples.nbytes) from exc
 
 
 def plan_store(
@@ -126,7 +135,7 @@ def _refuse_foreign(path: Path) -> None:
 def _plan(path: Path, manifest: Manifest, samples: pa.Table, teacher_files: TeacherFiles) -> Root:
     _clear(path)
     atomic_write(path / PLANNING, b"This store is being planned. If nothing is planning it, plan it again.\n")
-    teacher = _write_teacher(path / "teacher", teacher_files)
+    teacher = write_teacher_files(path / "teacher", teacher_files)
     write_sealed(path / SAMPLES, samples)
     for layer in manifest.layers:
         (path / layer_name(layer)).mkdir(exist_ok=True)
@@ -171,7 +180,13 @@ def _is_planned(name: str, file: Path) -> bool:
     return _FILE.fullmatch(name) is not None or file.name == LOCK or is_leftover(file)
 
 
-def _write_teacher(folder: Path, files: TeacherFiles) -> dict[str, TeacherFile]:
+def write_teacher_files(folder: Path, files: TeacherFiles) -> dict[str, TeacherFile]:
+    """Write the teacher's files into a folder that is made, and say what they are, by path in the store.
+
+    Raises:
+        ConfigError: a name that no store has.
+        OSError: the disk is full, read-only or gone.
+    """
     folder.mkdir()
     if callable(files):
         files(folder)
