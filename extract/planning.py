@@ -25,12 +25,12 @@ from activault.store import (
     parse_layers,
     plan_samples,
 )
-from activault.store.creation import is_free
 from activault.store.grid import SHARD_BUFFER_BYTES
 from activault.store.manifest import Detail, Quantisation
+from activault.store.places import open_storage
 from activault.store.provenance import Preprocessing
 from activault.store.root import read_root
-from activault.store.storage import Folder
+from activault.store.writers import is_free
 
 from .architectures import activation_of, build, teacher_rules
 from .backbone import Backbone
@@ -64,8 +64,8 @@ class Planned:
     manifest: Manifest
 
 
-def planned_at(path: Path) -> Planned | None:
-    """What is planned at `path`; None where a store may be planned anew.
+def planned_at(where: Path | str) -> Planned | None:
+    """What is planned at a path or URL; None where a store may be planned anew.
 
     Its own `zarr.json` alone is read: what else is damaged does not matter here.
 
@@ -73,7 +73,7 @@ def planned_at(path: Path) -> Planned | None:
         NotAStoreError: something else is there.
         CorruptStoreError: its `zarr.json` was altered.
     """
-    return None if is_free(path) else Planned(str(path), read_root(Folder(path)).manifest)
+    return None if is_free(where) else Planned(str(where), read_root(open_storage(where)).manifest)
 
 
 def refuse_other_request(

@@ -1,6 +1,6 @@
 """Extraction as a whole: plan, capture what is unfinished, complete.
 
-In: images (`sources.py`), the path of a store, `ExtractOptions`. Out: the finished store, `ExtractSummary`.
+In: images (`sources.py`), a store's path or URL, `ExtractOptions`. Out: the finished store, `ExtractSummary`.
 
     extract(Path("photos"), Path("photos.zarr"), ExtractOptions(teacher="demo", image_size=98))
 
@@ -21,13 +21,13 @@ from activault.store import (
     ImageSourceError,
     Outcome,
     Store,
-    StoreWriter,
-    create_store,
     open_store,
 )
 from activault.store.cores import num_cores
-from activault.store.creation import is_free
 from activault.store.manifest import Quantisation
+from activault.store.places import as_place
+from activault.store.writers import create_writer, is_free
+from activault.store.writing import ShardWriter
 
 from .backbone import Backbone, load_backbone, save_teacher
 from .budget import ErrorBudget, parse_budget
@@ -74,17 +74,17 @@ class ExtractSummary:
 
 def extract(
     images: Path | str | ImageSource,
-    store: Path,
+    store: Path | str,
     options: ExtractOptions,
     progress: Progress | None = None,
-    choose: Callable[[StoreWriter], Sequence[int]] | None = None,
+    choose: Callable[[ShardWriter], Sequence[int]] | None = None,
 ) -> ExtractSummary:
     """Plan the store or go on with it, compute the shards that are not finished, and complete it.
 
     Args:
         images: a folder of images, tars, Parquet files or a table of paths (see `sources.open_source`), or
             what that has opened.
-        store: where the store is or will be.
+        store: where the store is or will be: a path, or `s3://bucket/prefix`.
         options: the request; a store that was planned from another one is not touched.
         progress: called in this thread with rows done and rows in all.
         choose: which shards of a store that is repaired to compute, asked when the request is known to be the
@@ -98,7 +98,7 @@ def extract(
         NotAStoreError, StoreMismatchError: `store` is something else, or another request's.
         StoreError: the disk is full or gone, or the teacher gave NaN; finished shards are kept.
     """
-    start = time.perf_counter()
+    start, store = time.perf_counter(), as_place(store)
     device = choose_device(options.device)
     source = opened(images, options.source)
     order = row_order(source, options)
@@ -134,7 +134,9 @@ def extract(
     return summarise(open_store(store), num_new, stalls, start)
 
 
-def _budget(source: ImageSource, order: Rows, options: ExtractOptions, store: Path | None) -> ErrorBudget:
+def _budget(
+    source: ImageSource, order: Rows, options: ExtractOptions, store: Path | str | None
+) -> ErrorBudget:
     """What is left of the error budget; of a store that is repaired nothing is known yet."""
     num_before = 0 if store is None else open_store(store).num_bad
     allowed = parse_budget(options.max_bad, len(order))
@@ -154,7 +156,7 @@ def counted(decode: Callable[[int], Decoded], budget: ErrorBudget) -> Callable[[
     return counted
 
 
-def _existing(path: Path) -> Store | None:
+def _existing(path: Path | str) -> Store | None:
     """The store that is there already; a path that is something else is refused before anything is loaded."""
     return None if is_free(path) else open_store(path)
 
@@ -163,13 +165,13 @@ def _planned(
     source: ImageSource,
     order: Rows,
     backbone: Backbone,
-    store: Path,
+    store: Path | str,
     options: ExtractOptions,
     decode: Callable[[int], Decoded],
     workers: int,
     *,
     repairing: bool,
-) -> StoreWriter:
+) -> ShardWriter:
     """The store as it is asked for, planned now or long ago."""
 
     def steps(layers: tuple[int, ...]) -> tuple[Quantisation, ...]:
@@ -190,7 +192,7 @@ def _planned(
     def save(folder: Path) -> None:
         save_teacher(backbone, folder, weights=options.teacher_weights)
 
-    return create_store(store, manifest, plan_table(source, order), save)
+    return create_writer(store, manifest, plan_table(source, order), save)
 
 
 def row_decoder(

@@ -16,7 +16,7 @@ __all__ = ["extract"]
 
 def extract(
     images: str,
-    store: Path,
+    store: str,
     /,
     *,
     teacher: str,
@@ -69,6 +69,7 @@ def extract(
     activault extract photos/ own.zarr --teacher vit_base_patch16_clip_quickgelu_224 --weights clip-folder/
     activault extract 's3://bucket/in1k-train-{0000..1023}.tar' in1k.zarr --teacher demo --max-bad 100
     activault extract imagenet-1k/data/ in1k.zarr --teacher demo --split train --order kept
+    activault extract photos/ s3://bucket/photos.zarr --teacher demo
     activault extract list.csv cats.zarr --teacher demo --image-root photos/ --where 'label=cat'
     ```
 
@@ -80,7 +81,7 @@ def extract(
         folder of them, or several joined by `::`; a CSV, TSV or Parquet table of paths. Paths, or http(s)://
         or s3:// URLs.
     store
-        The store to write, or to go on with.
+        The store to write, or to go on with: a path, or s3://bucket/NAME.zarr.
     teacher
         `demo`, or timm's name of a Vision Transformer.
     weights

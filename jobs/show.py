@@ -21,7 +21,7 @@ def bytes_line(num_bytes: int, float32_bytes: int) -> str:
     return f"{console.human_bytes(num_bytes)}, 1 / {float32_bytes / max(num_bytes, 1):.2f} of float32"
 
 
-def show_extraction(store: Path, summary: ExtractSummary) -> None:
+def show_extraction(store: Path | str, summary: ExtractSummary) -> None:
     """Rows, bytes, where the time went, and the digest."""
     bad = ", ".join(f"{count} {status}" for status, count in summary.bad.items())
     rate = summary.num_new / summary.seconds if summary.seconds else 0.0

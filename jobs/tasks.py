@@ -48,7 +48,7 @@ __all__ = [
 
 def extract_images(
     images: Path | str,
-    store: Path,
+    store: Path | str,
     options: ExtractOptions,
     *,
     repair: Path | None = None,
