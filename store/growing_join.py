@@ -77,7 +77,12 @@ def join_growth(store: Path) -> bool:
     """
     try:
         if not nobody_at_work(store):
-            _log.warning("waiting for other processes that are at work in %s", store)
+            _log.warning(
+                "waiting for other processes that are at work in %s; should one of them be stopped, end it: "
+                "`fuser %s` tells which",
+                store,
+                store / LOCK,
+            )
         with locked_by_one(store):
             if (store / JOINING).exists():
                 _finish(store)
@@ -169,7 +174,7 @@ def _whole_record(giver: CopySource, part: CopySource, shard: int) -> ShardRecor
 
 
 def _write_record(joined: Path, pieces: Sequence[Given], grown: Manifest, shard: int) -> None:
-    """A shard's record under the grown store's manifest, and its statistics if they are not the old store's."""
+    """A shard's record under the grown store's manifest; its statistics, if they are not the old store's."""
     [*old, (source, last)] = pieces
     if not old and source.manifest.num_rows < grown.num_rows:
         _, text = close_record(last.record.model_dump(mode="json", exclude={"checksum"}), grown, shard)

@@ -18,7 +18,7 @@ from .errors import StoreMismatchError
 from .layout import KINDS, TokenKind, TokenLayout
 from .manifest import Detail, Manifest, Quantisation
 from .provenance import SourceInfo
-from .records import ArrayKey, arrays_of
+from .records import ArrayKey, array_folder, arrays_of
 from .root import Root
 from .samples import PENDING, content_hash, plan_samples, samples_schema
 
@@ -155,6 +155,10 @@ def refuse_other_store(old: Root, part: Root, samples: pa.Table, where: str) -> 
     may_change = _OF_ROWS if grown.num_rows > old.manifest.num_rows else _OF_ARRAYS
     ours = grown.model_copy(update={name: getattr(old.manifest, name) for name in may_change})
     found = first_difference(old.manifest, ours)
+    if found is None and grown.num_rows == old.manifest.num_rows:
+        both = set(arrays_of(old.manifest)) & set(arrays_of(part.manifest))
+        places = sorted(array_folder(array.layer, array.kind) for array in both)
+        found = ("what it has", places[0], "the same") if places else None
     if found is None and content_hash(samples.slice(0, old.manifest.num_rows)) != old.samples:
         found = ("the sample table", old.samples, part.samples)
     if found is not None:

@@ -21,7 +21,7 @@ from .manifest import Manifest
 from .quantise import Steps
 from .reader import Store
 from .reading import read_jobs
-from .records import ArrayFile, ArrayKey, ShardRecord, arrays_of
+from .records import ArrayKey, ShardRecord, arrays_of
 from .row_sums import add_row_sums, row_sum
 from .samples import OK, Outcome
 from .sources import open_source
@@ -156,8 +156,8 @@ class GrowingWriter:
                     reason = f" ({found.reason})" if found.reason else ""
                     raise StoreMismatchError(
                         f"more layers are of the same images; the {what} of row {row} "
-                        f"({self.samples['key'][row].as_py()}, shard {old.shard}) is {getattr(was, what)!r} in "
-                        f"{self._old.path} and {getattr(found, what)!r} now{reason}; bring the image back as "
+                        f"({self.samples['key'][row].as_py()}, shard {old.shard}) is {getattr(was, what)!r} "
+                        f"in {self._old.path} and {getattr(found, what)!r} now{reason}; bring the image back as "
                         "it was, then run the same command again"
                     )
             told.append(
