@@ -17,7 +17,6 @@ No array's file is copied. Joiners wait for one another, and for every writer in
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from .growing import GROWING, JOINED, JOINING, growing_root
 from .growing_plan import grown_manifest, new_arrays, refuse_other_store
 from .joins import RecordPiece, join_record, join_statistics
 from .layout import layer_name
-from .locks import LOCK, locked_by_one, nobody_at_work
+from .locks import LOCK, locked_by_one
 from .manifest import Manifest
 from .parts import part_samples
 from .presence import file_faults
@@ -42,7 +41,6 @@ from .storage import Folder, OpenFile
 
 __all__ = ["finish_join", "join_growth"]
 
-_log: Final = logging.getLogger(__name__)
 _AGAIN: Final = "run the same command again"
 
 
@@ -76,13 +74,6 @@ def join_growth(store: Path) -> bool:
         StoreError: something is in the way of a new array, or the disk is full, read-only or gone.
     """
     try:
-        if not nobody_at_work(store):
-            _log.warning(
-                "waiting for other processes that are at work in %s; should one of them be stopped, end it: "
-                "`fuser %s` tells which",
-                store,
-                store / LOCK,
-            )
         with locked_by_one(store):
             if (store / JOINING).exists():
                 _finish(store)

@@ -157,8 +157,8 @@ class GrowingWriter:
                     raise StoreMismatchError(
                         f"more layers are of the same images; the {what} of row {row} "
                         f"({self.samples['key'][row].as_py()}, shard {old.shard}) is {getattr(was, what)!r} "
-                        f"in {self._old.path} and {getattr(found, what)!r} now{reason}; bring the image back as "
-                        "it was, then run the same command again"
+                        f"in {self._old.path} and {getattr(found, what)!r} now{reason}; bring the image "
+                        "back as it was, then run the same command again"
                     )
             told.append(
                 Outcome(
