@@ -13,8 +13,8 @@ A map of the room; FORMAT.md says what the files of a store mean:
     tables and records  files, locks, sealed, outcomes, samples, sample_tables, records, presence, index,
                         root, metadata, completion; card, markup
     places              storage, places, remote, answers, aws, fetching
-    writing             creation, differences, same_plan, buffer, checks, leases, staging, marks,
-                        collecting, shard_encoding, writer;
+    writing             creation, differences, same_plan, buffer, checks, leases, staging,
+                        mark_files, marks, collecting, shard_encoding, writer;
                         writing (the contract of writers)
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays; plan,
                         prefetch, loader

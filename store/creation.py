@@ -6,8 +6,11 @@ with.
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -25,8 +28,10 @@ from .files import (
     sync_file,
     sync_folder,
 )
+from .growing_join import finish_join
 from .layout import layer_name
-from .locks import LOCK, locked_by_one
+from .leases import LEASE
+from .locks import LOCK, TOLD_AFTER, tried_by_one, waiting_for
 from .manifest import Manifest
 from .records import array_folder, arrays_of
 from .root import PLANNING, ROOT, Root, TeacherFile, is_teacher_name, make_root, read_root
@@ -41,11 +46,19 @@ __all__ = ["TeacherFiles", "check_samples", "create_store", "is_free", "plan_sto
 _FOLDER: Final = re.compile(r"teacher|shards|layer_\d{2,}(/(cls|registers|patches))?")
 _FILE: Final = re.compile(r"teacher/[^/]+|layer_\d{2,}/((cls|registers|patches)/)?zarr\.json")
 """What planning makes, but for the tables and the marker."""
+_LOOKS: Final = 3
+_WAIT: Final = 0.05
+"""Seconds until a store that another process plans is looked at again."""
+_log: Final = logging.getLogger(__name__)
 TeacherFiles = Mapping[str, Path] | Callable[[Path], object]
 
 
 def create_store(
-    path: Path | str, manifest: Manifest, samples: pa.Table, teacher_files: TeacherFiles
+    path: Path | str,
+    manifest: Manifest,
+    samples: pa.Table,
+    teacher_files: TeacherFiles,
+    lease: float = LEASE,
 ) -> StoreWriter:
     """Plan the store at `path`, or open the same one to go on with it.
 
@@ -55,6 +68,7 @@ def create_store(
         samples: from `plan_samples`, `manifest.num_rows` rows.
         teacher_files: file names and where to copy them from, or a function that writes them into the folder
             that it is given; not used when the store is there already.
+        lease: seconds without a sign of life after which a shard is taken over from its owner.
 
     Raises:
         ConfigError: the samples are not `manifest.num_rows`.
@@ -65,7 +79,7 @@ def create_store(
     path = Path(path)
     check_samples(manifest, samples)
     try:
-        return StoreWriter(path, plan_store(path, manifest, samples, teacher_files), samples)
+        return StoreWriter(path, plan_store(path, manifest, samples, teacher_files), samples, lease)
     except OSError as exc:
         raise disk_error(exc, path, samples.nbytes) from exc
 
@@ -90,12 +104,23 @@ def plan_store(
     teacher_files: TeacherFiles,
     remedy: str = "choose another path, or ask for what is there",
 ) -> Root:
-    """Plan the store at `path`, or find the same one there; raises as `create_store` does, and `OSError`."""
-    if is_free(path):
+    """Plan the store at `path`, or find the same one there; raises as `create_store` does, and `OSError`.
+
+    Of several that plan at once one does, and the others wait for it; if it dies, another goes on.
+    """
+    finish_join(path)
+    tell_at = time.monotonic() + TOLD_AFTER
+    while is_free(path):
         path.mkdir(parents=True, exist_ok=True)
-        with locked_by_one(path):
-            if is_free(path):  # and not planned by another process while this one waited
+        with tried_by_one(path) as alone:
+            if alone and is_free(path):
                 return _plan(path, manifest, samples, teacher_files)
+        # Not for the lock itself: those who plan no more hold it together, for as long as they write.
+        if not alone:
+            time.sleep(_WAIT)
+            if time.monotonic() > tell_at:
+                _log.warning(waiting_for(path))
+                tell_at = math.inf
     _refuse_foreign(path)
     root = read_root(Folder(path))
     refuse_other_plan(Folder(path), root, manifest, samples, remedy)
@@ -112,15 +137,21 @@ def is_free(path: Path) -> bool:
         StoreError: the folder may not be looked into.
     """
     try:
-        if (path / ROOT).exists():
-            return False
-        if not path.exists() or (path / PLANNING).exists():
-            return True
-        return path.is_dir() and all(is_leftover(entry) or entry.name == LOCK for entry in path.iterdir())
+        # What a look misses that another process makes or removes meanwhile, the next one sees: the marker is
+        # there before anything else, and the store's own zarr.json before the marker goes.
+        return any(_is_free(path) for _ in range(_LOOKS))
     except OSError as exc:
         raise StoreError(
             f"{path} cannot be looked into ({exc.strerror}); grant the right to read it"
         ) from exc
+
+
+def _is_free(path: Path) -> bool:
+    if (path / ROOT).exists():
+        return False
+    if not path.exists() or (path / PLANNING).exists():
+        return True
+    return path.is_dir() and all(is_leftover(entry) or entry.name == LOCK for entry in path.iterdir())
 
 
 def _refuse_foreign(path: Path) -> None:

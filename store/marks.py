@@ -11,33 +11,27 @@ Neither has to be believed: what an owner may change is changed through its `sta
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from .errors import ShardBusyError
 from .files import sync_folder
 from .index import INDEX
-from .leases import Watch, read_holder, write_holder
-from .locks import lock
+from .leases import Watch
 from .manifest import Manifest
+from .mark_files import busy, install_mark, is_at
 from .records import SHARD_DIGITS, array_file, arrays_of, mark_path, record_path, statistics_path
 from .restoring import index_in_hand, write_lost
 from .staging import Staging, fence
 
-__all__ = ["MARK_NAME", "Mark", "begin_again", "own", "owned_shards", "owner_of"]
+__all__ = ["MARK_NAME", "Mark", "begin_again", "own", "owned_shards"]
 
 MARK_NAME: Final = re.compile(rf"\.(\d{{5,{SHARD_DIGITS}}})\.json\.tmp")
-_NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-"""What file systems without hard links answer."""
 
 
 class Mark:
@@ -61,7 +55,7 @@ class Mark:
     @property
     def is_held(self) -> bool:
         """Whether nobody has taken the shard over."""
-        return self.is_open and self.staging.exists() and _is_at(self._handle, self._path)
+        return self.is_open and self.staging.exists() and is_at(self._handle, self._path)
 
     def renew(self) -> None:
         """Give a sign of life, in the mark's own time of change."""
@@ -161,7 +155,7 @@ def own(
     """
     path = store / mark_path(shard)
     path.parent.mkdir(exist_ok=True)
-    mark = Mark(store, manifest, shard, _installed(path, shard, lease, watch))
+    mark = Mark(store, manifest, shard, install_mark(path, shard, lease, watch))
     try:
         # In this order: an owner whose folder is not seen by `fence` finds another mark than its own.
         fence(store, shard)
@@ -171,106 +165,14 @@ def own(
         raise
     if not mark.is_held:
         mark.leave()
-        raise _busy(shard)
+        raise busy(shard)
     return mark
-
-
-def _installed(path: Path, shard: int, lease: float | None, watch: Watch | None) -> int:
-    """A mark of our own at its path, locked and open, in the place of none or of one that may be replaced."""
-    while True:
-        old = _opened(path)
-        try:
-            if old is not None and not _may_replace(old, path, shard, watch):
-                continue
-            handle = _put(path, lease, replace=old is not None)
-            if handle is not None:
-                return handle
-        finally:
-            if old is not None:
-                os.close(old)
-
-
-def _opened(path: Path) -> int | None:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-
-
-def _may_replace(old: int, path: Path, shard: int, watch: Watch | None) -> bool:
-    """Whether the owner of an open mark is dead, or taken for dead; False if the mark is another one by now.
-
-    Raises:
-        ShardBusyError: it lives.
-    """
-    is_free = lock(old, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if not is_free and (watch is None or not watch.is_expired(shard, old)):
-        raise _busy(shard)
-    return _is_at(old, path)
-
-
-def _put(path: Path, lease: float | None, *, replace: bool) -> int | None:
-    """A new mark, locked before it has its name; None if another had it first."""
-    temporary = path.with_name(f"{path.name.removesuffix('.tmp')}.{uuid.uuid4().hex}.tmp")
-    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        lock(handle, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if lease is not None:
-            write_holder(handle, lease)
-        if not replace and _linked(temporary, path):
-            return handle
-        # Of two that do this at the same moment the first loses what it had: it finds that out by the mark.
-        temporary.rename(path)
-    except FileExistsError:
-        os.close(handle)
-        return None
-    except BaseException:
-        os.close(handle)
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-    return handle
-
-
-def _linked(temporary: Path, path: Path) -> bool:
-    """Give the mark its name where there is none; False where the file system has no hard links."""
-    try:
-        os.link(temporary, path)
-    except OSError as exc:
-        if exc.errno in _NO_LINKS:
-            return False
-        raise
-    return True
-
-
-def _busy(shard: int) -> ShardBusyError:
-    return ShardBusyError(
-        f"one owner writes a shard; shard {shard} is being published by another thread or process; leave it "
-        "to that one, and write the shards that are unfinished when it is done"
-    )
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(handle), path.stat())
-    return False
 
 
 def owned_shards(store: Path) -> list[int]:
     """Shards with a mark, ascending: owned, or left by a killed writer."""
     names = (MARK_NAME.fullmatch(entry.name) for entry in (store / "shards").glob(".*.tmp"))
     return sorted(int(match[1]) for match in names if match is not None)
-
-
-def owner_of(store: Path, shard: int) -> str:
-    """Who has a shard, in words."""
-    handle = _opened(store / mark_path(shard))
-    if handle is None:
-        return "another process"
-    try:
-        return read_holder(handle).who
-    finally:
-        os.close(handle)
 
 
 def begin_again(store: Path, shards: Iterable[int], owner: Mark | None = None) -> None:

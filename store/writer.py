@@ -24,7 +24,8 @@ from .errors import ConfigError, IncompleteStoreError, ShardBusyError, ShardTake
 from .files import disk_error, refuse_another_folder, sync_folder
 from .leases import LEASE, Heartbeat, Watch
 from .locks import lock_shared
-from .marks import Mark, begin_again, own, owner_of
+from .mark_files import owner_of
+from .marks import Mark, begin_again, own
 from .presence import is_finished
 from .records import ShardRecord
 from .remedies import AGAIN

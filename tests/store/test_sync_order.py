@@ -48,9 +48,7 @@ def assert_in_order(path: Path, synced: list[str]) -> None:
     record, shards = synced.index(f"{NAMED}{path}/shards/00000.json"), str(path / "shards")
     assert folders <= set(synced[:record])
     for file in arrays:
-        assert synced.index(NAMED + file) < min(
-            synced.index(str(folder)) for folder in Path(file).parents[:1]
-        )
+        assert synced.index(NAMED + file) < synced.index(str(Path(file).parent))
     places = [synced.index(NAMED + file) for file in (*arrays, f"{path}/shards/00000.stats.safetensors")]
     contents = [place for place, name in enumerate(synced) if "0-0-0.tmp" in name or "/c/0/0/.0." in name]
     assert len([name for name in contents if name < record]) == 9
@@ -90,6 +88,5 @@ def test_a_repair_brings_the_removal_of_the_index_to_disk(copy: Path, synced: li
     synced.clear()
     assert forget_shards(copy, repair) == [0]
     shards = str(copy / "shards")
-    assert [name for name in synced if not name.startswith(NAMED)] == [shards, str(copy), shards], (
-        "records first, then the index's removal, then the record's"
-    )
+    brought = [name for name in synced if not name.startswith(NAMED)]
+    assert brought == [shards, str(copy), shards], "records, then the index's removal, then the record's"
