@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from .arrow import pa
 from .buffer import ShardBuffer
@@ -17,6 +17,7 @@ from .samples import Outcome
 __all__ = ["ShardWriter"]
 
 
+@runtime_checkable  # for the tests, which check annotations
 class ShardWriter(Protocol):
     """Writes the shards of a planned store; a context manager, safe to call from several threads.
 
