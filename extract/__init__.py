@@ -16,6 +16,7 @@ from activault.store.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .backbone import Backbone, load_backbone, load_teacher, save_teacher
+    from .growth import GrowthSummary, append, extend
     from .images import ImageFolder
     from .listing import ImageSource
     from .mending import repair
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "extract",
+    "append",
+    "extend",
     "repair",
     "ExtractOptions",
     "ExtractSummary",
+    "GrowthSummary",
     "ImageFolder",
     "ImageSource",
     "SourceOptions",
@@ -40,6 +44,7 @@ __all__ = [
 
 _HOMES = {
     "backbone": ("Backbone", "load_backbone", "load_teacher", "save_teacher"),
+    "growth": ("GrowthSummary", "append", "extend"),
     "images": ("ImageFolder",),
     "listing": ("ImageSource",),
     "mending": ("repair",),

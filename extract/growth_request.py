@@ -6,7 +6,6 @@ out. Nothing need be said again; what is said must be what the store says.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +24,7 @@ from activault.store import (
     parse_layers,
 )
 from activault.store.manifest import Detail
+from activault.store.places import as_place
 from activault.store.provenance import Preprocessing
 
 from .architectures import teacher_rules
@@ -62,12 +62,13 @@ def local_folder(store: Path | str) -> Path:
     Raises:
         ConfigError: it is a URL.
     """
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(store)):
+    place = as_place(store)
+    if isinstance(place, str):
         raise ConfigError(
             f"stores grow in a folder of this machine, by renaming files; {store} is a URL; `activault pull` "
             "it, let the copy grow, and publish that"
         )
-    return Path(store)
+    return place
 
 
 def finished_store(path: Path) -> Store:

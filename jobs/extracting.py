@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from activault.store import ConfigError
 
@@ -19,7 +19,7 @@ def extract(
     store: str,
     /,
     *,
-    teacher: str,
+    teacher: str | None = None,
     weights: Path | None = None,
     no_teacher_weights: bool = False,
     image_size: str = "224",
@@ -54,6 +54,8 @@ def extract(
     max_bad: str = "5%",
     license: str | None = None,
     citation: str | None = None,
+    append: bool = False,
+    extend: bool = False,
     repair: Path | None = None,
     json: bool = False,
 ) -> int:
@@ -71,6 +73,8 @@ def extract(
     activault extract imagenet-1k/data/ in1k.zarr --teacher demo --split train --order kept
     activault extract photos/ s3://bucket/photos.zarr --teacher demo
     activault extract list.csv cats.zarr --teacher demo --image-root photos/ --where 'label=cat'
+    activault extract photos/ photos.zarr --append
+    activault extract photos/ cls.zarr --extend --layers 0-5
     ```
 
     Parameters
@@ -83,7 +87,7 @@ def extract(
     store
         The store to write, or to go on with: a path, or s3://bucket/NAME.zarr.
     teacher
-        `demo`, or timm's name of a Vision Transformer.
+        `demo`, or timm's name of a Vision Transformer; a store that grows has its own.
     weights
         A .safetensors, .pth or .bin file in the naming of timm, Meta, OpenCLIP or transformers, or a folder
         of transformers; without it timm's own weights are fetched from the hub.
@@ -159,6 +163,12 @@ def extract(
         Licence of the activations, for those they are shared with.
     citation
         What to cite for them.
+    append
+        Add the images that a finished store does not have as further rows. Teacher, preprocessing, layers and
+        all the rest are the store's and need not be said again.
+    extend
+        Add --layers or --tokens that a finished store does not have, of the rows that it has; the images must
+        be the same.
     repair
         A plan of `activault verify STORE --deep --repair-plan FILE`: do what it says and no more.
     json
@@ -166,9 +176,9 @@ def extract(
     """
     from activault.extract import ExtractOptions, SourceOptions
 
-    from . import show, tasks
+    from . import growing, show, tasks
 
-    options = ExtractOptions(
+    fields = dict[str, Any](
         teacher=teacher,
         weights=weights,
         teacher_weights=not no_teacher_weights,
@@ -207,6 +217,12 @@ def extract(
         max_pixels=max_pixels,
         max_bad=max_bad,
     )
+    growing.refuse_together(append, extend, repair)
+    if append or extend:
+        return growing.grow(images, store, fields, rows=append, json=json)
+    if teacher is None:
+        raise ConfigError("a store is of one teacher; say which by --teacher: demo, or timm's name of a ViT")
+    options = ExtractOptions(**fields)
     summary = tasks.extract_images(images, store, options, repair=repair, quiet=json)
     if json:
         console.print_json(dataclasses.asdict(summary))
