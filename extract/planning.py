@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 
@@ -52,6 +53,13 @@ __all__ = [
     "row_order",
 ]
 
+_GROWTH: Final = {
+    "rows": "; more images come to a finished store by --append",
+    "source": "; more images come to a finished store by --append",
+    "layers": "; more layers come to a finished store by --extend",
+    "tokens": "; more tokens come to a finished store by --extend",
+}
+"""What to do where the difference may be that a store is to grow."""
 Calibrate = Callable[[tuple[int, ...]], tuple[Quantisation, ...]]
 
 
@@ -151,6 +159,12 @@ def planned_layout(backbone: Backbone, options: ExtractOptions) -> TokenLayout:
 def _refuse_other_choice(there: Planned | Store, options: ExtractOptions) -> None:
     """First what was asked for, since other numbers of rows follow from it."""
     has = dict(there.manifest.details)
+    if has.get("appended") is not None:
+        raise StoreMismatchError(
+            f"{there.path} has rows that came to it later ({has['appended']}), so that no request of its own "
+            "has them in this order; add images to it by --append, bring back what was damaged from a copy, "
+            "or choose another path"
+        )
     for name, value in ({"where": None, "split": None} | _details(options)).items():
         if has.get(name) != value:
             raise _mismatch(there, name, has.get(name), value)
@@ -315,5 +329,5 @@ def _steps_there(there: Planned | None, layers: tuple[int, ...]) -> tuple[Quanti
 def _mismatch(there: Planned | Store, field: str, old: object, new: object) -> StoreMismatchError:
     return StoreMismatchError(
         f"{there.path} was planned differently: {field} is {old!r} there and {new!r} here; "
-        "choose another path, or ask for what is there"
+        f"choose another path, or ask for what is there{_GROWTH.get(field, '')}"
     )

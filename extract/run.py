@@ -24,6 +24,7 @@ from activault.store import (
     open_store,
 )
 from activault.store.cores import num_cores
+from activault.store.growing_join import finish_join
 from activault.store.manifest import Quantisation
 from activault.store.places import as_place
 from activault.store.writers import create_writer, is_free
@@ -158,6 +159,8 @@ def counted(decode: Callable[[int], Decoded], budget: ErrorBudget) -> Callable[[
 
 def _existing(path: Path | str) -> Store | None:
     """The store that is there already; a path that is something else is refused before anything is loaded."""
+    if isinstance(path, Path):
+        finish_join(path)
     return None if is_free(path) else open_store(path)
 
 
