@@ -13,7 +13,7 @@ Which of timm's models these are stands in `architectures.py`, how files of othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -47,6 +47,9 @@ from .teacher_files import TeacherFiles, read_teacher, write_teacher
 from .weights import DEMO_ARCHITECTURE, DEMO_SOURCE, assign, demo_tensors, hub_source, tensors_sha256
 
 __all__ = ["Backbone", "load_backbone", "load_teacher", "save_teacher"]
+
+_Blocks = Sequence[Callable[[Tensor], Tensor]]
+_Layers = Iterator[tuple[int, Float[Tensor, "batch token dim"]]]
 
 
 class Backbone(nn.Module):
@@ -134,19 +137,21 @@ class Backbone(nn.Module):
         return cast(Tensor, self.vit.norm_pre(embedded(self.vit, images)[0]))
 
     def layers(
-        self, images: Float[Tensor, "batch 3 height width"], layers: Collection[int]
-    ) -> Iterator[tuple[int, Float[Tensor, "batch token dim"]]]:
+        self, images: Float[Tensor, "batch 3 height width"], layers: Collection[int], blocks: _Blocks = ()
+    ) -> _Layers:
         """The asked layers in ascending order, each as soon as it is computed; no block runs after the last.
+
+        `blocks` compute instead of the teacher's own, such as compiled ones.
 
         Raises:
             ConfigError: a layer is not in 0 to `num_blocks`.
         """
         if outside := sorted(set(layers) - set(range(self.num_blocks + 1))):
             raise ConfigError(f"layers of {self.info.name} are 0-{self.num_blocks}; got {outside}")
-        return self._layers(images, set(layers))
+        return self._layers(images, set(layers), blocks or tuple(self.blocks))
 
-    def _layers(self, images: Tensor, wanted: set[int]) -> Iterator[tuple[int, Tensor]]:
-        tokens, blocks = self.embed(images), self.blocks
+    def _layers(self, images: Tensor, wanted: set[int], blocks: _Blocks) -> _Layers:
+        tokens = self.embed(images)
         if 0 in wanted:
             yield 0, tokens
         for layer in range(1, max(wanted, default=0) + 1):
