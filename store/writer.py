@@ -223,8 +223,6 @@ class StoreWriter:
         shard, staging = checked.buffer.shard, mark.staging
         encoded = encode_shard(staging.folder, self.manifest, checked, staging.name_of)
         record, text = encoded.record(self.manifest, shard)
-        if check is not None:
-            check(record)
         refuse_another_folder(self._handle, self.path)
         begin_again(self.path, [shard], mark)
         folders = dict[Path, None]()
@@ -235,6 +233,8 @@ class StoreWriter:
             # The folders up to the array's own: each may be new, and its name lives in the one above.
             folders |= dict.fromkeys([target.parent, *target.parents[1:4]] if file in record.files else [])
         in_threads(sync_folder, [*folders, self.path / "shards"], checked.threads)
+        if check is not None:
+            check(record)
         refuse_another_folder(self._handle, self.path)
         mark.publish(text)
         return record
