@@ -20,10 +20,12 @@ from typing import Final, Protocol
 
 from .files import canonical_json
 
-__all__ = ["LEASE", "Heartbeat", "Holder", "Watch", "read_holder", "write_holder"]
+__all__ = ["LEASE", "MOST_LEASE", "Heartbeat", "Holder", "Watch", "read_holder", "write_holder"]
 
 LEASE: Final = 120.0
 """Seconds without a sign of life after which a shard is taken over."""
+MOST_LEASE: Final = 86_400
+"""Seconds that a lease may have."""
 _BEATS: Final = 6
 """Renewals within a lease: five may be lost or late."""
 _MAX_BYTES: Final = 4096

@@ -10,6 +10,7 @@ from pathlib import Path
 from .arrow import pa
 from .creation import TeacherFiles, check_samples, create_store, write_teacher_files
 from .creation import is_free as is_free_folder
+from .leases import LEASE
 from .manifest import Manifest
 from .object_planning import is_free_place
 from .object_writer import open_object_writer
@@ -37,7 +38,7 @@ def create_writer(
     samples: pa.Table,
     teacher_files: TeacherFiles,
     *,
-    lease: float = 120.0,
+    lease: float = LEASE,
 ) -> ShardWriter:
     """Plan the store at a path or URL, or open the same one to go on with it.
 
@@ -55,7 +56,7 @@ def create_writer(
     storage = open_storage(where)
     if storage.folder is not None:
         return create_store(
-            storage.folder if "://" in str(where) else where, manifest, samples, teacher_files
+            storage.folder if "://" in str(where) else where, manifest, samples, teacher_files, lease
         )
     check_samples(manifest, samples)
     return open_object_writer(
