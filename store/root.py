@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import Field, ValidationError
 
 from .codecs import array_metadata, group_metadata
-from .errors import CorruptStoreError, NotAStoreError
+from .errors import CorruptStoreError, NotAStoreError, StoreError, StoreMismatchError
 from .files import canonical_json, parse_json, pretty_json, xxh3
 from .manifest import FORMAT_VERSION, Manifest
 from .models import Model
@@ -32,6 +32,7 @@ __all__ = [
     "is_teacher_name",
     "make_root",
     "read_root",
+    "refuse_grown",
 ]
 
 ROOT: Final = "zarr.json"
@@ -135,6 +136,27 @@ def read_root(storage: Storage) -> Root:
             "use the activault that wrote it"
         )
     return _checked(attributes)
+
+
+def refuse_grown(storage: Storage, manifest: Manifest) -> None:
+    """Tell a store to which something was added since it was opened from one that is damaged.
+
+    Raises:
+        StoreMismatchError: its manifest is another one now, or is just being replaced.
+    """
+    try:
+        now = read_root(storage).manifest
+    except NotAStoreError:
+        is_joining = JOINING in (storage.names("") or ())
+    except StoreError:
+        return
+    else:
+        is_joining = now != manifest
+    if is_joining:
+        raise StoreMismatchError(
+            f"{storage.where} is another store than the one that was opened: rows, layers or tokens were "
+            "added to it since; open it again"
+        )
 
 
 def check_array(storage: Storage, manifest: Manifest, array: ArrayKey) -> None:
