@@ -16,6 +16,7 @@ from activault.store.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .backbone import Backbone, load_backbone, load_teacher, save_teacher
+    from .estimates import Estimate, estimate
     from .growth import GrowthSummary, append, extend
     from .images import ImageFolder
     from .listing import ImageSource
@@ -29,6 +30,8 @@ __all__ = [
     "append",
     "extend",
     "repair",
+    "estimate",
+    "Estimate",
     "ExtractOptions",
     "ExtractSummary",
     "GrowthSummary",
@@ -44,6 +47,7 @@ __all__ = [
 
 _HOMES = {
     "backbone": ("Backbone", "load_backbone", "load_teacher", "save_teacher"),
+    "estimates": ("Estimate", "estimate"),
     "growth": ("GrowthSummary", "append", "extend"),
     "images": ("ImageFolder",),
     "listing": ("ImageSource",),

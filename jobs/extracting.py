@@ -32,7 +32,10 @@ def extract(
     patches: str = "all",
     dtype: Literal["bfloat16", "float16", "float32", "int8"] = "bfloat16",
     compression: Literal["blosc", "none"] = "blosc",
-    batch_size: int = 64,
+    autocast: Literal["off", "bfloat16", "float16"] = "off",
+    compile: bool = False,
+    batch_invariant: bool = False,
+    batch_size: int | Literal["auto"] = 64,
     workers: int | None = None,
     device: str = "auto",
     shard_rows: int | None = None,
@@ -57,6 +60,7 @@ def extract(
     append: bool = False,
     extend: bool = False,
     repair: Path | None = None,
+    dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Run the teacher once over a collection of images and write its layers to a store.
@@ -75,6 +79,7 @@ def extract(
     activault extract list.csv cats.zarr --teacher demo --image-root photos/ --where 'label=cat'
     activault extract photos/ photos.zarr --append
     activault extract photos/ cls.zarr --extend --layers 0-5
+    activault extract imagenet/train in1k.zarr --teacher vit_base_patch14_reg4_dinov2.lvd142m --dry-run
     ```
 
     Parameters
@@ -118,8 +123,17 @@ def extract(
         of the bytes of float32.
     compression
         none reads fastest and takes most room; not for bfloat16.
+    autocast
+        What the teacher's blocks compute in: exact float32, or in half of it where torch deems that safe.
+        The store records it.
+    compile
+        Compile the teacher's blocks with torch.compile, which takes a while first. The store records it.
+    batch_invariant
+        Forwards of one fixed size, a row always at the same place: no value depends on the batch size, the
+        rows a shard or the bad images beside it. Without it the last bits may, on a GPU. It is recorded.
     batch_size
-        Images in one forward pass.
+        Images in one forward pass; on a CPU, where each core runs its own, the most of them. auto measures
+        for some seconds which size is fastest and fits the memory.
     workers
         Threads that decode images; by default the number of cores.
     device
@@ -171,12 +185,15 @@ def extract(
         be the same.
     repair
         A plan of `activault verify STORE --deep --repair-plan FILE`: do what it says and no more.
+    dry_run
+        Write nothing: plan, run the teacher for a few seconds, and tell rows, files, bytes, time, memory, and
+        whether the disk has the room (exit status 1 if not).
     json
-        Print the summary as JSON.
+        Print the summary, or what a dry run found, as JSON.
     """
     from activault.extract import ExtractOptions, SourceOptions
 
-    from . import growing, show, tasks
+    from . import estimating, growing, show, tasks
 
     fields = dict[str, Any](
         teacher=teacher,
@@ -194,6 +211,9 @@ def extract(
         compression=compression,
         license=license,
         citation=citation,
+        autocast=autocast,
+        compile=compile,
+        batch_invariant=batch_invariant,
         batch_size=batch_size,
         workers=workers,
         device=device,
@@ -223,6 +243,12 @@ def extract(
     if teacher is None:
         raise ConfigError("a store is of one teacher; say which by --teacher: demo, or timm's name of a ViT")
     options = ExtractOptions(**fields)
+    if dry_run:
+        if repair is not None:
+            raise ConfigError(
+                "--dry-run is of an extraction; a repair plan is a file that tells what it does"
+            )
+        return estimating.dry_run(images, store, options, json=json)
     summary = tasks.extract_images(images, store, options, repair=repair, quiet=json)
     if json:
         console.print_json(dataclasses.asdict(summary))

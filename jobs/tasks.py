@@ -1,7 +1,7 @@
 """The work behind each command that needs torch: it joins the rooms, hands the teacher's modules to training,
 and reports progress. What the terminal then shows of a result is in `show.py`.
 
-    extract_images  train_run  probe_run  write_analysis
+    extract_images  opened_source  train_run  probe_run  write_analysis
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from .report_inputs import report_inputs
 if TYPE_CHECKING:
     import torch
 
-    from activault.extract import ExtractOptions, ExtractSummary
+    from activault.extract import ExtractOptions, ExtractSummary, ImageSource
     from activault.extract.backbone import Backbone
     from activault.train import ProbeReport, Raptor, RolloutMetrics, Run, RunSummary, TrainRecipe
 
 __all__ = [
     "Analysis",
     "extract_images",
+    "opened_source",
     "probe_run",
     "train_run",
     "write_analysis",
@@ -55,8 +56,19 @@ def extract_images(
     quiet: bool = False,
 ) -> ExtractSummary:
     """Plan, extract, resume; see `activault.extract.extract`. Or carry out the plan in the file `repair`."""
-    from activault.extract import extract, open_source
+    from activault.extract import extract
     from activault.extract import repair as carry_out
+
+    source = opened_source(images, options, quiet=quiet)
+    with console.progress_bar("extract", "rows", quiet=quiet) as advance:
+        if repair is None:
+            return extract(source, store, options, progress=advance)
+        return carry_out(source, store, options, read_plan(repair), progress=advance)
+
+
+def opened_source(images: Path | str, options: ExtractOptions, *, quiet: bool = False) -> ImageSource:
+    """The images of a request, and a line on standard error for whatever is to be known of them first."""
+    from activault.extract import open_source
 
     with console.progress_bar("index", "B", quiet=quiet) as advance:
         source = open_source(images, options.source, advance)
@@ -67,10 +79,7 @@ def extract_images(
             f"Parquet is read by row groups, here of {source.rows_at_once} rows: shuffled rows read that "
             "many times the bytes; --order kept reads them once"
         )
-    with console.progress_bar("extract", "rows", quiet=quiet) as advance:
-        if repair is None:
-            return extract(source, store, options, progress=advance)
-        return carry_out(source, store, options, read_plan(repair), progress=advance)
+    return source
 
 
 def train_run(
