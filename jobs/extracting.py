@@ -38,6 +38,9 @@ def extract(
     batch_size: int | Literal["auto"] = 64,
     workers: int | None = None,
     device: str = "auto",
+    rank: int | None = None,
+    world: int | None = None,
+    lease: float = 120.0,
     shard_rows: int | None = None,
     source: Literal["auto", "folder", "tar", "parquet", "table"] = "auto",
     image_root: str | None = None,
@@ -74,6 +77,7 @@ def extract(
     activault extract photos/ means.zarr --teacher vit_base_patch16_dinov3.lvd1689m --patches mean
     activault extract photos/ own.zarr --teacher vit_base_patch16_clip_quickgelu_224 --weights clip-folder/
     activault extract 's3://bucket/in1k-train-{0000..1023}.tar' in1k.zarr --teacher demo --max-bad 100
+    torchrun --nproc-per-node 4 -m activault.jobs extract imagenet/train in1k.zarr --teacher demo
     activault extract imagenet-1k/data/ in1k.zarr --teacher demo --split train --order kept
     activault extract photos/ s3://bucket/photos.zarr --teacher demo
     activault extract list.csv cats.zarr --teacher demo --image-root photos/ --where 'label=cat'
@@ -137,7 +141,14 @@ def extract(
     workers
         Threads that decode images; by default the number of cores.
     device
-        auto, cpu, cuda, cuda:1, mps.
+        auto, cpu, cuda, cuda:1, mps. Of several GPUs auto takes the one of this worker's rank on the machine.
+    rank
+        This worker's place among `world`, from 0: where it begins, and no more. Without it torchrun's or
+        Slurm's variables say it; any number of workers may also run without.
+    world
+        How many workers there are.
+    lease
+        Seconds without a sign of life after which a worker's shards are taken over by others.
     shard_rows
         Rows a shard, the unit of resumption; by default as many as fit the byte targets.
     source
@@ -217,6 +228,7 @@ def extract(
         batch_size=batch_size,
         workers=workers,
         device=device,
+        lease=lease,
         shard_rows=shard_rows,
         source=SourceOptions(
             kind=source,
@@ -238,16 +250,14 @@ def extract(
         max_bad=max_bad,
     )
     growing.refuse_together(append, extend, repair)
+    if dry_run and (append or extend or repair):
+        raise ConfigError("a dry run is of a whole extraction, not of --append, --extend or --repair")
     if append or extend:
         return growing.grow(images, store, fields, rows=append, json=json)
     if teacher is None:
         raise ConfigError("a store is of one teacher; say which by --teacher: demo, or timm's name of a ViT")
-    options = ExtractOptions(**fields)
+    options = tasks.as_worker(ExtractOptions(**fields), rank, world, quiet=json)
     if dry_run:
-        if repair is not None:
-            raise ConfigError(
-                "--dry-run is of an extraction; a repair plan is a file that tells what it does"
-            )
         return estimating.dry_run(images, store, options, json=json)
     summary = tasks.extract_images(images, store, options, repair=repair, quiet=json)
     if json:
