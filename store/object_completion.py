@@ -92,11 +92,19 @@ def _name_samples(folder: Path, root: Root, samples_hash: str) -> None:
     write_index(folder, summary, shards, texts, index.statistics)
 
 
-class _Ahead(Objects):
+class _Ahead:
     """The store, read by many requests at once in the order in which completion asks for its files."""
 
+    folder = None
+
     def __init__(self, objects: Objects, manifest: Manifest) -> None:
-        super().__init__(objects.where, objects.settings)
+        self.where = objects.where
+        self.name = objects.name
+        self.size = objects.size
+        self.blocks = objects.blocks
+        self.open = objects.open
+        self.names = objects.names
+        self._objects = objects
         shards = manifest.held_shards
         both = chain.from_iterable((record_path(shard), statistics_path(shard)) for shard in shards)
         # Records are asked for a second time, to see that they are still the same.
@@ -107,6 +115,6 @@ class _Ahead(Objects):
         """All of one file."""
         if path not in self._ready:
             paths = list(islice(self._next, 2 * NUM_REQUESTS))
-            self._ready = dict(zip(paths, gather(self, super().read, paths), strict=True))
+            self._ready = dict(zip(paths, gather(self._objects, self._objects.read, paths), strict=True))
         # Asked for out of turn, it is read by itself.
-        return self._ready.pop(path) if path in self._ready else super().read(path, max_bytes)
+        return self._ready.pop(path) if path in self._ready else self._objects.read(path, max_bytes)

@@ -66,7 +66,9 @@ def open_object_writer(
     objects.check_conditions()
     leases, scratch = Leases(objects, lease), Scratch()
     try:
-        root = plan_objects(objects, leases, manifest, samples, write_teacher, scratch.folder("plan"))
+        folder = scratch.folder("plan")
+        root = plan_objects(objects, leases, manifest, samples, write_teacher, folder)
+        shutil.rmtree(folder)
         return ObjectWriter(objects, root, samples, leases, scratch)
     except OSError as exc:
         leases.close()
