@@ -77,7 +77,7 @@ def extract(
     activault extract photos/ means.zarr --teacher vit_base_patch16_dinov3.lvd1689m --patches mean
     activault extract photos/ own.zarr --teacher vit_base_patch16_clip_quickgelu_224 --weights clip-folder/
     activault extract 's3://bucket/in1k-train-{0000..1023}.tar' in1k.zarr --teacher demo --max-bad 100
-    torchrun --nproc-per-node 4 -m activault.jobs extract imagenet/train in1k.zarr --teacher demo
+    torchrun --nproc-per-node 4 --no-python activault extract photos/ photos.zarr --teacher demo
     activault extract imagenet-1k/data/ in1k.zarr --teacher demo --split train --order kept
     activault extract photos/ s3://bucket/photos.zarr --teacher demo
     activault extract list.csv cats.zarr --teacher demo --image-root photos/ --where 'label=cat'
