@@ -72,9 +72,7 @@ def _measured(found: Estimate) -> dict[str, str]:
     if speed is None or memory is None:
         return {}
     needed = human(left.bytes / max(left.seconds, 1e-9) if left.rows else 0)
-    workers = (
-        "one worker" if left.workers == 1 else f"each of {left.workers} workers, with its own {found.device}"
-    )
+    workers = "one worker" if left.workers == 1 else f"{left.workers} workers as fast as this one"
     of_host = ", ".join(f"{name} {human(num_bytes)}" for name, num_bytes in memory.host.items())
     lines = {
         "speed": f"{speed.images_a_second:,.1f} images/s ({speed.low:,.1f} to {speed.high:,.1f}) on "
