@@ -25,9 +25,11 @@ from activault.store.writing import ShardWriter
 
 from .arithmetic import Arithmetic, Forward, exact_arithmetic
 from .backbone import Backbone
+from .batch_size import AskedBatch, choose_batch_size
 from .decode import quiet_decoders
 from .decoders import Decoded, Decoder, without_pixels
 from .engines import CoreEngine, Engine, engine_for
+from .peak_memory import device_peak, host_peak, start_counting
 from .publisher import Publisher
 from .stalls import StallTimes
 
@@ -42,7 +44,7 @@ def capture(
     backbone: Backbone,
     decode: Callable[[int], Decoded],
     *,
-    batch_size: int,
+    batch_size: AskedBatch,
     workers: int,
     progress: Progress | None = None,
     shards: Sequence[int] | None = None,
@@ -57,7 +59,7 @@ def capture(
         writer: of a store that was planned for this teacher.
         backbone: the teacher, on its device.
         decode: a row's pixels; called in `workers` threads.
-        batch_size: images a forward pass.
+        batch_size: images a forward pass; on a CPU the most of them.
         workers: decoding threads.
         progress: called in this thread when a batch is in its buffer, batch after batch.
         shards: which ones; None is all that are unfinished.
@@ -67,18 +69,22 @@ def capture(
         ConfigError: the device cannot compute so, or a batch does not fit its memory.
         NonFiniteError, StoreError: from publishing.
     """
-    stalls = StallTimes()
-    forward = Forward(backbone, arithmetic or Arithmetic(), writer.manifest.layers)
+    arithmetic, stalls = arithmetic or Arithmetic(), StallTimes()
     wanted = writer.unfinished if shards is None else shards
     if not wanted:
         return stalls
+    forward = Forward(backbone, arithmetic, writer.manifest.layers)
+    chosen = choose_batch_size(batch_size, backbone, arithmetic)
+    stalls.num_images, stalls.rates = chosen.num_images, chosen.rates
     with (
         quiet_decoders(),
         exact_arithmetic(),
-        engine_for(forward, writer.manifest, batch_size, stalls) as engine,
+        engine_for(forward, writer.manifest, chosen.num_images, stalls) as engine,
     ):
+        start_counting(backbone.mean.device)
         for round_ in writer.rounds(wanted):
             _Capture(writer, engine, decode, workers, progress).run(round_)
+    stalls.peak_host_bytes, stalls.peak_device_bytes = host_peak(), device_peak(backbone.mean.device)
     return stalls
 
 

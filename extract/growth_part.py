@@ -6,6 +6,7 @@ The path of the store, a manifest and a table in; the new part, opened, and then
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from activault.store.storage import Folder
 from .backbone import Backbone
 from .capture import Decoded, Progress, StallTimes, capture
 from .options import ExtractOptions
+from .workers import own_first
 
 __all__ = ["another_growth", "compute_part", "create_part", "planned_part"]
 
@@ -54,24 +56,27 @@ def compute_part(
     progress: Progress | None,
 ) -> tuple[StallTimes, int]:
     """Compute the new part's unfinished shards; returns where the time went and how many rows that were."""
-    with GrowingWriter(create_store(path / GROWING, part.manifest, part.samples, {}), there) as writer:
-        shards = writer.unfinished
+    made = create_store(path / GROWING, part.manifest, part.samples, {}, lease=options.lease)
+    computed = count()
+    with GrowingWriter(made, there) as writer:
+        first = there.num_rows if writer.adds_rows else 0
+
+        def counted(row: int) -> Decoded:
+            if row >= first:
+                next(computed)
+            return decode(row)
+
         stalls = capture(
             writer,
             backbone,
-            decode,
+            counted,
             batch_size=options.batch_size,
             workers=options.workers or num_cores(),
             progress=progress,
-            shards=shards,
+            shards=own_first(writer.unfinished, options.rank, options.world),
+            arithmetic=options.arithmetic,
         )
-    first = there.num_rows if writer.adds_rows else 0
-    return stalls, sum(_rows_from(part.manifest, shard, first) for shard in shards)
-
-
-def _rows_from(manifest: Manifest, shard: int, first: int) -> int:
-    rows = manifest.shard_range(shard)
-    return len(range(max(rows.start, first), rows.stop))
+    return stalls, next(computed)
 
 
 def another_growth(path: Path, part: Manifest) -> StoreMismatchError:

@@ -60,6 +60,8 @@ _GROWTH: Final = {
     "tokens": "; more tokens come to a finished store by --extend",
 }
 """What to do where the difference may be that a store is to grow."""
+_CHOSEN: Final = ("where", "split", "autocast", "compile", "batch_invariant")
+"""Details of a store that are absent where nothing was chosen."""
 Calibrate = Callable[[tuple[int, ...]], tuple[Quantisation, ...]]
 
 
@@ -165,7 +167,7 @@ def _refuse_other_choice(there: Planned | Store, options: ExtractOptions) -> Non
             "has them in this order; add images to it by --append, bring back what was damaged from a copy, "
             "or choose another path"
         )
-    for name, value in ({"where": None, "split": None} | _details(options)).items():
+    for name, value in (dict.fromkeys(_CHOSEN) | _details(options)).items():
         if has.get(name) != value:
             raise _mismatch(there, name, has.get(name), value)
 
@@ -201,7 +203,8 @@ def _row_seed(options: ExtractOptions) -> int | None:
 
 def _details(options: ExtractOptions) -> dict[str, Detail]:
     """What the manifest has no field for."""
-    return {"max_pixels": options.max_pixels, **selection_details(options.where, options.split)}
+    selection = selection_details(options.where, options.split)
+    return {"max_pixels": options.max_pixels, **selection, **options.arithmetic.details}
 
 
 def _teacher_details(backbone: Backbone) -> dict[str, Detail]:

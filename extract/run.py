@@ -21,6 +21,7 @@ from activault.store import (
     ImageSourceError,
     Outcome,
     Store,
+    StoreMismatchError,
     open_store,
 )
 from activault.store.cores import num_cores
@@ -39,6 +40,7 @@ from .listing import ImageSource
 from .machine import choose_device
 from .options import ExtractOptions
 from .order import Rows
+from .others import Others
 from .planning import (
     plan_manifest,
     plan_table,
@@ -49,6 +51,7 @@ from .planning import (
 )
 from .preprocess import to_pixels
 from .sources import opened
+from .workers import own_first
 
 __all__ = ["ExtractOptions", "ExtractSummary", "counted", "extract", "row_decoder", "summarise"]
 
@@ -69,7 +72,17 @@ class ExtractSummary:
     seconds: float
     """Of this run, from planning to completion."""
     stalls: dict[str, float]
-    """Share of the capture's time spent waiting for `decode`, in `compute`, and waiting for `write`."""
+    """Share of the time that was waited for each part: `decode`, `compute`, `copy`, `write`."""
+    work: dict[str, float]
+    """Each part's share of what processors (and a GPU) did."""
+    batch_size: int
+    """Images of a forward; 0 if nothing was computed."""
+    batch_rates: dict[int, float]
+    """Images a second by size of a forward, where the batch size was `auto`."""
+    peak_host_bytes: int | None
+    """Most memory of this process from its start; None if nothing was computed, or nobody counts it."""
+    peak_device_bytes: int | None
+    """Most memory of the teacher's device; None on a CPU."""
     digest: str
 
 
@@ -117,30 +130,29 @@ def extract(
         source, order, backbone, store, options, decode, workers, repairing=choose is not None
     ) as writer:
         shards = writer.unfinished if choose is None else choose(writer)
-        num_new = sum(len(writer.manifest.shard_range(shard)) for shard in shards)
-        budget = _budget(source, order, options, store if choose is None else None)
+        began = None if choose is not None else open_store(store)
+        budget = _budget(source, order, options, began)
         stalls = capture(
             writer,
             backbone,
             counted(decode, budget),
             batch_size=options.batch_size,
             workers=workers,
-            progress=progress,
-            shards=shards,
+            progress=progress if began is None else Others(began, store, budget, progress),
+            shards=own_first(shards, options.rank, options.world),
+            arithmetic=options.arithmetic,
         )
         if choose is None or not writer.unfinished:
-            _refuse_all_bad(open_store(store))
-            _budget(source, order, options, store)  # others may have spent it together
+            _refuse_all_bad(finished := open_store(store))
+            _budget(source, order, options, finished)  # others may have spent it together
             writer.complete()
-    return summarise(open_store(store), num_new, stalls, start)
+    return summarise(open_store(store), budget.num_seen, stalls, start)
 
 
-def _budget(
-    source: ImageSource, order: Rows, options: ExtractOptions, store: Path | str | None
-) -> ErrorBudget:
+def _budget(source: ImageSource, order: Rows, options: ExtractOptions, store: Store | None) -> ErrorBudget:
     """What is left of the error budget; of a store that is repaired nothing is known yet."""
-    num_before = 0 if store is None else open_store(store).num_bad
     allowed = parse_budget(options.max_bad, len(order))
+    num_before = 0 if store is None else store.num_bad
     budget = ErrorBudget(allowed, lambda row: source.keys[order[row]], num_before, source.faults)
     budget.check()
     return budget
@@ -188,14 +200,23 @@ def _planned(
             workers=workers,
         )
 
-    manifest = plan_manifest(
-        source, len(order), backbone, options, lambda: planned_at(store), steps, repairing=repairing
-    )
-
     def save(folder: Path) -> None:
         save_teacher(backbone, folder, weights=options.teacher_weights)
 
-    return create_writer(store, manifest, plan_table(source, order), save)
+    def planned() -> ShardWriter:
+        manifest = plan_manifest(
+            source, len(order), backbone, options, lambda: planned_at(store), steps, repairing=repairing
+        )
+        return create_writer(store, manifest, plan_table(source, order), save, lease=options.lease)
+
+    was_there = not is_free(store)
+    try:
+        return planned()
+    except StoreMismatchError:
+        # Another worker may have planned it in the meantime, with the grid and the steps of its own machine.
+        if was_there:
+            raise
+        return planned()
 
 
 def row_decoder(
@@ -245,5 +266,10 @@ def summarise(store: Store, num_new: int, stalls: StallTimes, start: float) -> E
         float32_bytes=store.float32_bytes,
         seconds=time.perf_counter() - start,
         stalls=stalls.shares(),
+        work=stalls.work_shares(),
+        batch_size=stalls.num_images,
+        batch_rates=stalls.rates,
+        peak_host_bytes=stalls.peak_host_bytes,
+        peak_device_bytes=stalls.peak_device_bytes,
         digest=store.digest,
     )

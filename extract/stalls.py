@@ -32,6 +32,14 @@ class StallTimes:
     """Waiting for the writer."""
     work: dict[Part, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     """Seconds of a processor, or of a device, that each part took."""
+    num_images: int = 0
+    """Images of a forward; 0 if there was none."""
+    rates: dict[int, float] = field(default_factory=dict)
+    """Images a second of every size of a forward that was tried to find that one."""
+    peak_host_bytes: int | None = None
+    """Most memory of this process, from its start; None where the system does not tell."""
+    peak_device_bytes: int | None = None
+    """Most memory of the teacher's device; None on a CPU."""
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextmanager
