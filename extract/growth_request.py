@@ -47,8 +47,11 @@ __all__ = [
 ]
 
 Asked = Mapping[str, Any]
-_FREE: Final = ("source", "where", "split", "max_bad", "batch_size", "workers", "device", "weights")
+_OF_RUN: Final = ("batch_size", "workers", "device", "rank", "world", "lease")
+_FREE: Final = ("source", "weights", "where", "split", "max_bad", *_OF_RUN)
 """Options that are not part of a store, or only of the rows that come."""
+_SWITCHES: Final = ("compile", "batch_invariant")
+"""Options that are on where a store notes anything of them."""
 _RULES: Final = ("resize", "interpolation", "crop_mode")
 _NOT_NOW: Final = {
     "limit": "choose rows with --where, or by a table of paths: said again it would add as many once more",
@@ -97,13 +100,14 @@ def settled(there: Store, asked: Asked, free: Collection[str] = ()) -> ExtractOp
 
     Args:
         there: the store.
-        asked: options that were said, by their names in `ExtractOptions`.
+        asked: options that were said, by their names in `ExtractOptions`; None says nothing.
         free: further names that may differ.
 
     Raises:
         StoreMismatchError: one of them is not as in the store; names the field and both values.
         ConfigError: one of them has no meaning where a store grows.
     """
+    asked = {name: value for name, value in asked.items() if value is not None}
     for name, reason in _NOT_NOW.items():
         if name in asked:
             raise ConfigError(f"{name} is not for a store that grows; leave it out: {reason}")
@@ -113,7 +117,7 @@ def settled(there: Store, asked: Asked, free: Collection[str] = ()) -> ExtractOp
     kept = {name: value for name, value in asked.items() if name in chosen or name not in decided}
     options = ExtractOptions(**{name: value for name, value in (decided | kept).items() if name in known})
     # Without what would contradict a crop mode that was said: a resize has no meaning beside `squash`.
-    said = {name: value for name, value in decided.items() if name not in _RULES} | dict(asked)
+    said = {name: value for name, value in decided.items() if name not in _RULES} | asked
     _refuse_others(there, ExtractOptions(**said), set(asked) - chosen)
     return options
 
@@ -143,8 +147,10 @@ def _decided(there: Store) -> dict[str, Any]:
     }
     if manifest.row_seed is not None:
         decided["seed"] = manifest.row_seed
-    known = {field.name for field in fields(ExtractOptions)} - set(_FREE)
-    return decided | {name: value for name, value in details.items() if name in known - decided.keys()}
+    noted = {field.name for field in fields(ExtractOptions)} - {*_FREE, *decided}
+    return decided | {
+        name: True if name in _SWITCHES else value for name, value in details.items() if name in noted
+    }
 
 
 def _preprocessing(there: Store) -> Preprocessing:
@@ -197,7 +203,7 @@ def _refuse_other_rules(there: Store, rules: Preprocessing, options: ExtractOpti
     wanted = plan_preprocessing(
         rules.image_size,
         teacher_rules(DEMO_ARCHITECTURE if name == "demo" else name),
-        type(options.request)(rules=options.preprocessing, orientation=rules.orientation),
+        options.request,
     )
     for field, value in wanted:
         _refuse(there, field, getattr(rules, field), value)

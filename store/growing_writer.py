@@ -21,7 +21,7 @@ from .manifest import Manifest
 from .quantise import Steps
 from .reader import Store
 from .reading import read_jobs
-from .records import ArrayKey, ShardRecord, arrays_of
+from .records import ArrayKey, ShardRecord, arrays_of, images_hash
 from .row_sums import add_row_sums, row_sum
 from .samples import OK, Outcome
 from .sources import open_source
@@ -114,13 +114,15 @@ class GrowingWriter:
             old = self._record(buffer.shard)
             told = self._same_outcomes(old, outcomes)
             return self._writer.publish(
-                buffer, told, threads, check=lambda record: self._refuse_other_images(old, record)
+                buffer, told, threads, check=lambda record: self._refuse_other_images(old, record.images)
             )
         if buffer.rows.start >= self._old.num_rows:
             return self._writer.publish(buffer, outcomes, threads)
         old = self._record(buffer.shard)
         self._put_old_rows(old, buffer)
-        told = [*_with_contents(old, outcomes), *outcomes[old.rows[1] - old.rows[0] :]]
+        kept = _with_contents(old, outcomes)
+        self._refuse_other_images(old, images_hash(kept))
+        told = [*kept, *outcomes[len(kept) :]]
         return self._writer.publish(buffer, told, threads, check=lambda _: self._refuse_changed(old, buffer))
 
     def _put_old_rows(self, old: ShardRecord, buffer: ShardBuffer) -> None:
@@ -171,16 +173,16 @@ class GrowingWriter:
             )
         return told
 
-    def _refuse_other_images(self, old: ShardRecord, record: ShardRecord) -> None:
-        if None in (old.images, record.images) or old.images == record.images:
+    def _refuse_other_images(self, old: ShardRecord, images: str | None) -> None:
+        if None in (old.images, images) or old.images == images:
             return
         first, last = old.rows[0], old.rows[1] - 1
         keys = self.samples["key"]
         raise StoreMismatchError(
-            f"more layers are of the same images; the bytes of one or more of rows {first} to {last} (shard "
-            f"{old.shard}: {keys[first].as_py()} to {keys[last].as_py()}) are not those that "
-            f"{self._old.path} was made from, although their sizes in pixels are (hash {old.images} there, "
-            f"{record.images} now); bring the images back as they were, then run the same command again"
+            f"what comes to a store leaves its images as they were; the bytes of one or more of rows {first} "
+            f"to {last} (shard {old.shard}: {keys[first].as_py()} to {keys[last].as_py()}) are not those "
+            f"that {self._old.path} was made from (hash {old.images} there, {images} now); bring the images "
+            "back as they were, then run the same command again"
         )
 
 
