@@ -71,15 +71,15 @@ def _put_samples(objects: Objects, root: Root, folder: Path) -> str:
         except FileNotFoundError:
             continue
         except CorruptStoreError:  # damaged, so that nobody reads it
-            objects.replace_file(SAMPLES, file, found.tag)
-            continue
-        if table.equals(ours):
+            table = None
+        if table is not None and table.equals(ours):
             return there
-        if PENDING not in coded(table["status"])[0]:
+        if table is not None and PENDING not in coded(table["status"])[0]:
             raise CorruptStoreError(
                 f"{SAMPLES} of {objects.where} is not what its records say; {delete_and_again(SAMPLES)}"
             )
-        objects.replace_file(SAMPLES, file, found.tag)
+        if objects.replace_file(SAMPLES, file, found.tag) is not None:
+            return xxh3(file.read_bytes())
 
 
 def _name_samples(folder: Path, root: Root, samples_hash: str) -> None:
