@@ -37,6 +37,7 @@ from .architectures import (
     from_hub,
     license_of,
     num_heads_of,
+    outline,
     rotary_tables,
     teacher_rules,
 )
@@ -214,7 +215,7 @@ def load_backbone(
     if weights is not None and random_seed is not None:
         raise ConfigError("give either a weights file or a random seed, not both")
     architecture = architecture_of(DEMO_ARCHITECTURE if name == "demo" else name)
-    size = checked_size(image_size, tuple(build(architecture).patch_embed.patch_size))
+    size = checked_size(image_size, tuple(outline(architecture).patch_embed.patch_size))
     if request is not None and resize is not None:
         raise ConfigError("a resize is said once: beside the request or in it")
     request = request or PreprocessingRequest(resize=resize)

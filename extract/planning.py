@@ -33,7 +33,7 @@ from activault.store.provenance import Preprocessing
 from activault.store.root import read_root
 from activault.store.writers import is_free
 
-from .architectures import activation_of, build, teacher_rules
+from .architectures import activation_of, outline, teacher_rules
 from .backbone import Backbone
 from .listing import ImageSource
 from .machine import memory_bytes
@@ -209,7 +209,7 @@ def _details(options: ExtractOptions) -> dict[str, Detail]:
 
 def _teacher_details(backbone: Backbone) -> dict[str, Detail]:
     """What timm's name of the architecture does not say."""
-    own = activation_of(build(backbone.info.architecture))
+    own = activation_of(outline(backbone.info.architecture))
     activation = activation_of(backbone.vit)
     return {} if activation == own else {"activation": activation}
 

@@ -14,6 +14,7 @@ import timm
 import torch
 from PIL import Image
 
+from activault.extract import architectures
 from activault.extract.backbone import Backbone, load_backbone, save_teacher
 from activault.extract.run import ExtractOptions
 
@@ -49,7 +50,7 @@ def tiny_weights(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture
-def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every model that timm is asked for is a small one: its classes, options and code, few narrow blocks.
 
     Heads are of 16 channels: rotary positions take a multiple of 4.
@@ -60,6 +61,9 @@ def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
         return create(name, **{"embed_dim": 32, "depth": 3, "num_heads": 2, **options})
 
     monkeypatch.setattr(timm, "create_model", small)
+    architectures.outline.cache_clear()
+    yield
+    architectures.outline.cache_clear()
 
 
 def colour(number: int) -> tuple[int, int, int]:
