@@ -162,7 +162,7 @@ def _lacking_on_the_way(store: Path | str, num_bytes: int, num_shards: int) -> s
     """What the folder for temporary files lacks: a shard lies there before it goes to a bucket."""
     if isinstance(store, Path):
         return None
-    return room_at(tempfile.gettempdir()).shortfall(num_bytes / max(1, num_shards), 0)
+    return room_at(tempfile.gettempdir()).shortfall(num_bytes // max(1, num_shards), 0)
 
 
 def _nothing_left(store: Path | str, device: str) -> Estimate:

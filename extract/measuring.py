@@ -93,7 +93,7 @@ def measure(
         NonFiniteError, StoreError: as `capture`.
     """
 
-    def trial(batch: int, time: float) -> Trial:
+    def trial(batch: int, limit: float) -> Trial:
         return run_trial(
             manifest,
             backbone,
@@ -102,7 +102,7 @@ def measure(
             arithmetic=arithmetic,
             batch_size=batch,
             workers=workers,
-            seconds=time,
+            seconds=limit,
         )
 
     def affordable(tried: Trial) -> int:
@@ -113,11 +113,11 @@ def measure(
     if arithmetic.is_padded:  # a forward of one image is one of all of them
         single = found = trial(batch := batch_size, seconds)
     else:
-        trial(1, 0)  # what happens once, such as starting a device
-        single, batch = (tried := trial(1, 0)), 1
+        trial(1, 0.0)  # what happens once, such as starting a device
+        single, batch = (tried := trial(1, 0.0)), 1
         while (larger := affordable(tried)) > 1.5 * batch:
             # A small shard takes longer a row, so that what it affords is less than what there is time for.
-            batch, tried = larger, trial(larger, 0)
+            batch, tried = larger, trial(larger, 0.0)
         found = trial(batch, seconds)
     device, device_of_one = found.stalls.peak_device_bytes, single.stalls.peak_device_bytes
     if device is not None and device_of_one is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from .peak_memory import host_peak
 
@@ -42,7 +42,7 @@ class PeakMemory:
             if self._over.wait(_EVERY_S):
                 return
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> PeakMemory:
         self._thread.start()
         return self
 

@@ -27,7 +27,7 @@ class Room:
     note: str = ""
     """Why something is not known."""
 
-    def shortfall(self, num_bytes: float, num_files: int) -> str | None:
+    def shortfall(self, num_bytes: int, num_files: int) -> str | None:
         """What lacks for a store of so many bytes and files, in words; None if nothing is known to."""
         if not self.writable:
             return f"{self.place} may not be written to; grant the right, or choose another path"

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -158,7 +158,7 @@ class _TrialWriter:
     def close(self) -> None:
         """Nothing is held."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> _TrialWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
