@@ -55,8 +55,7 @@ def choose_batch_size(asked: AskedBatch, backbone: Backbone, arithmetic: Arithme
         return BatchSize(FIXED_BATCH)
     device = backbone.mean.device
     if asked != "auto":
-        on_cpu = device.type == "cpu"
-        return BatchSize(core_batch(asked, backbone.layout.num_tokens) if on_cpu else asked)
+        return BatchSize(core_batch(asked, backbone.layout.num_tokens) if _on_cores(device) else asked)
     # Compiling every size would take minutes; which size is best hardly depends on it.
     forward = Forward(backbone, replace(arithmetic, compile=False), range(backbone.num_blocks + 1))
     sizes = (1 << power for power in range(_MOST[device.type].bit_length()))
@@ -65,6 +64,11 @@ def choose_batch_size(asked: AskedBatch, backbone: Backbone, arithmetic: Arithme
     spoken = ", ".join(f"{size}: {rate:.1f}" for size, rate in found.rates.items())
     _log.info("forwards of %d images (images a second by size: %s)", found.num_images, spoken)
     return found
+
+
+def _on_cores(device: torch.device) -> bool:
+    """Whether every core runs forwards of its own."""
+    return device.type == "cpu"
 
 
 def plateau(sizes: Iterable[int], rate_of: Callable[[int], float | None]) -> BatchSize:
@@ -97,7 +101,7 @@ def plateau(sizes: Iterable[int], rate_of: Callable[[int], float | None]) -> Bat
 def _rate(forward: Forward, size: int) -> float | None:
     """Images a second of forwards of one size; None where they do not fit the device's memory."""
     device = forward.backbone.mean.device
-    if device.type == "cpu":
+    if _on_cores(device):
         return _rate_of_cores(forward, size)
     try:
         if device.type == "cuda":
