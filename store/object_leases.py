@@ -75,14 +75,20 @@ class Leases:
         objects: the store.
         timeout_s: seconds without a renewal after which others take over.
         clock: seconds that pass.
+        impatient: the same store, for renewals, which are soon tried again anyway, and for giving up.
     """
 
     def __init__(
-        self, objects: Objects, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        objects: Objects,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        impatient: Objects | None = None,
     ) -> None:
         if not 0 < timeout_s <= _LONGEST_S:
             raise ConfigError(f"a lease's time-out is above 0 and at most 86,400 seconds; got {timeout_s}")
         self._objects = objects
+        self._impatient = impatient or objects
         self.timeout_s = timeout_s
         """Seconds without a renewal after which others take over."""
         self._clock = clock
@@ -165,7 +171,7 @@ class Leases:
             held = self._held.get(path)
             if held is None:
                 return False
-            tag = self._objects.replace(path, self._lease(held.beat + 1), held.tag)
+            tag = self._impatient.replace(path, self._lease(held.beat + 1), held.tag)
             if tag is None:
                 del self._held[path]
                 _log.warning(
@@ -180,12 +186,16 @@ class Leases:
             return True
 
     def give_up(self, path: str) -> None:
-        """Leave it to others at once, if it is ours still."""
+        """Leave it to others at once, if it is ours still and the place can be reached."""
         with self._lock:
             held = self._held.pop(path, None)
-            if held is not None:
-                free = _Lease(owner=None, beat=held.beat + 1, timeout_s=self.timeout_s, holder=self._holder())
-                self._objects.replace(path, free.to_bytes(), held.tag)
+            if held is None:
+                return
+            free = _Lease(owner=None, beat=held.beat + 1, timeout_s=self.timeout_s, holder=self._holder())
+            try:
+                self._impatient.replace(path, free.to_bytes(), held.tag)
+            except StorageError as exc:  # others wait for its time-out then
+                _log.warning("%s of %s could not be given up: %s", path, self._objects.where, exc)
 
     def remove(self, path: str) -> None:
         """Remove one that nobody needs any more, since what it was for is done, whoever's it is."""
@@ -195,15 +205,12 @@ class Leases:
             self._objects.remove(path)
 
     def close(self) -> None:
-        """Give up what is held, as far as the place can be reached, and stop renewing."""
+        """Give up what is held, and stop renewing."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
         for path in list(self._held):
-            try:
-                self.give_up(path)
-            except StorageError as exc:  # others wait for its time-out then
-                _log.warning("%s of %s could not be given up: %s", path, self._objects.where, exc)
+            self.give_up(path)
 
     def _lease(self, beat: int) -> bytes:
         lease = _Lease(owner=self._owner, beat=beat, timeout_s=self.timeout_s, holder=self._holder())

@@ -40,6 +40,7 @@ __all__ = ["ObjectWriter", "open_object_writer"]
 _log: Final = logging.getLogger(__name__)
 _LONG: Final = replace(DEFAULTS, read_timeout_s=1800.0)
 """For uploads: the answer comes after the last byte, and a shard's largest file has gigabytes."""
+_SOON: Final = replace(DEFAULTS, num_retries=2, retry_for_s=10.0, read_timeout_s=10.0)
 _LONGEST_WAIT_S: Final = 2.0
 """Seconds until shards that other writers own are looked at again."""
 
@@ -64,7 +65,9 @@ def open_object_writer(
     """
     objects = Objects(url)
     objects.check_conditions()
-    leases, scratch = Leases(objects, lease), Scratch()
+    impatient = Objects(url, _SOON)
+    impatient.strip_quotes = objects.strip_quotes
+    leases, scratch = Leases(objects, lease, impatient=impatient), Scratch()
     try:
         folder = scratch.folder("plan")
         root = plan_objects(objects, leases, manifest, samples, write_teacher, folder)
