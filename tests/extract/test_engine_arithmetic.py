@@ -1,4 +1,4 @@
-"""What the teacher computes in: autocast, compiled blocks, forwards of one shape; and what is recorded of it."""
+"""What the teacher computes in: autocast, compiled blocks, forwards of one shape; what is recorded of it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from activault.extract.engines import DeviceEngine
 from activault.extract.ring import Ring, Staging
 from activault.extract.stalls import StallTimes
 from activault.extract.transfers import BlockingTransfer
-from activault.store import NonFiniteError, Outcome, open_store
+from activault.store import ConfigError, NonFiniteError, Outcome, open_store
 
 from .test_capture import NUM_ROWS, good, plan, stored
 
@@ -244,9 +244,7 @@ def test_a_batch_that_the_device_has_no_memory_for_is_told(tmp_path: Path, tiny:
     def full(*_: object) -> object:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    with (
-        DeviceEngine(forward, writer.manifest, 4) as engine,
-        pytest.raises(Exception, match="batch-size auto"),
-    ):
+    with DeviceEngine(forward, writer.manifest, 4) as engine:
         engine._layers = full  # type: ignore[method-assign, assignment]
-        engine.put(writer.buffer(0), 0, [good(0).pixels])
+        with pytest.raises(ConfigError, match=r"a forward of 1 images must fit .*--batch-size auto"):
+            engine.put(writer.buffer(0), 0, [good(0).pixels])
