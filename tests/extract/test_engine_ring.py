@@ -120,7 +120,7 @@ def test_a_late_device_stores_what_the_cpu_stores(
     capture(plan(tmp_path / "late.zarr", tiny, dtype=dtype), tiny, with_bad, batch_size=batch_size, workers=2)
     monkeypatch.setattr(capture_module, "engine_for", engines.engine_for)
     capture(plan(tmp_path / "cpu.zarr", tiny, dtype=dtype), tiny, with_bad, batch_size=batch_size, workers=2)
-    assert 1 < late.most <= 3
+    assert late.most <= 3
     assert open_store(tmp_path / "late.zarr").num_bad == sum(
         with_bad(row).pixels is None for row in range(NUM_ROWS)
     )
