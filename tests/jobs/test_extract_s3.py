@@ -46,10 +46,11 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.s3
 def test_a_store_in_a_bucket_is_the_store_on_disk(
-    images: Path, teacher: tuple[str, ...], activault: Command, tmp_path: Path, s3: S3
+    images: Path, teacher: tuple[str, ...], activault: Command, tmp_path: Path, ceph: S3
 ) -> None:
-    bucket = s3.make_bucket()
+    bucket = ceph.make_bucket()
     url = f"s3://{bucket}/deep/photos.zarr"
     arguments = ("extract", images, url, *teacher, "--dtype", "int8", "--layers", "6", *FLAGS, "--limit", "8")
     made = activault(*arguments, "--json")
@@ -63,7 +64,7 @@ def test_a_store_in_a_bucket_is_the_store_on_disk(
     assert files(tmp_path / "b.zarr") == files(tmp_path / "a.zarr")
     # Again: nothing to do; without a file: that shard alone.
     assert activault(*arguments, "--json").json["num_new"] == 0
-    s3.delete(f"{bucket}/deep/photos.zarr/layer_06/patches/c/1/0/0")
+    ceph.delete(f"{bucket}/deep/photos.zarr/layer_06/patches/c/1/0/0")
     assert activault("verify", url).status == 1
     assert activault(*arguments, "--json").json["num_new"] == 4
     assert activault("verify", url, "--deep", "--complete").status == 0
@@ -193,7 +194,7 @@ def crew(*arguments: object) -> Iterator[Crew]:
 
 
 @pytest.mark.s3
-def test_three_workers_one_of_them_killed_again_and_again(
+def test_three_workers_one_stopped_and_one_killed_again_and_again(
     many: Path, teacher: tuple[str, ...], activault: Command, tmp_path: Path, ceph: S3
 ) -> None:
     url = f"s3://{ceph.make_bucket()}/a.zarr"
@@ -203,14 +204,19 @@ def test_three_workers_one_of_them_killed_again_and_again(
     with crew("extract", many, url, *flags, "--lease", "1") as workers:
         for _ in range(3):
             workers.start()
-        end = time.monotonic() + 60
-        while len(workers.killed) < KILLS and store.find("index.parquet") is None:
+        stopped, end = 0, time.monotonic() + 90
+        while store.find("index.parquet") is None:
             assert time.monotonic() < end
-            at_work = holders(store) - workers.killed
-            if at_work:
-                time.sleep(rng.uniform(0, 0.1))
-                workers.kill(rng.choice(sorted(at_work)))
+            at_work = sorted(holders(store) - workers.killed - {stopped})
+            if at_work and not stopped:
+                stopped = at_work[0]
+                os.kill(stopped, signal.SIGSTOP)
                 workers.start()
+            elif at_work and len(workers.killed) < KILLS:
+                time.sleep(rng.uniform(0, 0.1))
+                workers.kill(rng.choice(at_work))
+                workers.start()
+        os.kill(stopped, signal.SIGCONT)  # it finds that others have done its work
         statuses = workers.ended()
     assert len(workers.killed) >= KILLS // 2
     assert {worker for worker, status in statuses.items() if status} == workers.killed
