@@ -114,16 +114,18 @@ class _Capture:
         manifest, claimed = self._writer.manifest, deque[int]()
         self._done = manifest.num_rows - sum(len(manifest.shard_range(shard)) for shard in shards)
         rows = _claimed_rows(self._writer, shards, claimed)
+        threads = _writer_threads(self._engine)
         ahead = 2 * self._engine.num_images + self._workers
         # The engine outlives the publisher's wait for its last batches.
         with (
-            Publisher(self._writer, self._stalls, _writer_threads(self._engine)) as publisher,
+            Publisher(self._writer, self._stalls) as publisher,
             Decoder(self._decode, rows, self._workers, ahead, self._stalls) as decoder,
         ):
             while claimed:
                 buffer = self._writer.buffer(claimed.popleft())
                 outcomes, batches = self._fill(buffer, decoder, publisher)
-                publisher.submit(buffer, outcomes, batches)
+                # The last shard has the cores for itself.
+                publisher.submit(buffer, outcomes, batches, threads=threads if claimed else None)
                 # The publisher owns it now; holding on to it would keep three buffers alive.
                 del buffer
             with self._stalls.spent("teacher"):

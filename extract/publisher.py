@@ -30,8 +30,6 @@ class Publisher:
 
     writer: ShardWriter
     stalls: StallTimes
-    threads: int | None
-    """Threads that encode a shard; None is one a core."""
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publish"))
     _running: Future[None] | None = None
 
@@ -52,22 +50,33 @@ class Publisher:
             self._running.result()
 
     def submit(
-        self, buffer: ShardBuffer, outcomes: Sequence[Outcome], batches: Sequence[Future[None]]
+        self,
+        buffer: ShardBuffer,
+        outcomes: Sequence[Outcome],
+        batches: Sequence[Future[None]],
+        threads: int | None,
     ) -> None:
-        """Publish a shard when all batches are in its buffer; waits until the one before it is out."""
+        """Publish a shard when all batches are in its buffer; waits until the one before it is out.
+
+        `threads` encode it; None is one a core.
+        """
         self.finish()
-        self._running = self._pool.submit(self._publish, buffer, outcomes, batches)
+        self._running = self._pool.submit(self._publish, buffer, outcomes, batches, threads)
 
     def _publish(
-        self, buffer: ShardBuffer, outcomes: Sequence[Outcome], batches: Sequence[Future[None]]
+        self,
+        buffer: ShardBuffer,
+        outcomes: Sequence[Outcome],
+        batches: Sequence[Future[None]],
+        threads: int | None,
     ) -> None:
         for batch in batches:
             batch.result()
         # One thread's processor time can be told; that of threads it starts cannot, so the clock's is taken.
-        clock = time.thread_time if self.threads == 1 else time.perf_counter
+        clock = time.thread_time if threads == 1 else time.perf_counter
         start = clock()
         try:
-            self.writer.publish(buffer, outcomes, self.threads)
+            self.writer.publish(buffer, outcomes, threads)
         except ShardTakenError as exc:
             # Another process holds it and will finish it; if it does not, the next round computes it again.
             _log.warning("%s", exc)
