@@ -9,7 +9,8 @@ A store with a finished new part in `.growing` in; the grown store out.
 3. Arrays' files whose place is free are renamed there: no reader looks for them yet.
 4. The store's `zarr.json` is removed: who opens the store now is told what is going on, and whatever version
    opens it reads nothing.
-5. All other files are renamed into their places, over the old ones, `zarr.json` last.
+5. All other files are renamed into their places, over the old ones, and the folder `shards` as a whole;
+   `zarr.json` is the last.
 6. What is left of `.joining` is removed.
 
 No array's file is copied. Joiners wait for one another, and for every writer in the store, at its lock.
@@ -18,16 +19,18 @@ No array's file is copied. Joiners wait for one another, and for every writer in
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from .card import CARD
 from .completion import SAMPLES, write_completion
+from .cores import in_threads
 from .errors import CorruptStoreError, IncompleteStoreError, StoreError
 from .files import atomic_write, disk_error, leftovers, new_file, sync_folder
 from .growing import GROWING, JOINED, JOINING, growing_root
 from .growing_plan import grown_manifest, new_arrays, refuse_other_store
+from .index import INDEX
 from .joins import RecordPiece, join_record, join_statistics
 from .layout import layer_name
 from .locks import LOCK, locked_by_one
@@ -37,10 +40,11 @@ from .presence import file_faults
 from .records import ShardRecord, array_folder, arrays_of, close_record, record_path, statistics_path
 from .root import ROOT, make_root
 from .sources import CopySource, open_source, read_checked
-from .storage import Folder, OpenFile
 
 __all__ = ["finish_join", "join_growth"]
 
+_THREADS: Final = 8
+"""Records that are brought to disk at once."""
 _AGAIN: Final = "run the same command again"
 
 
@@ -103,14 +107,17 @@ def _prepare(store: Path) -> None:
     if joined.exists():
         shutil.rmtree(joined)
     (joined / "shards").mkdir(parents=True)
-    for shard in grown.held_shards:
-        _write_record(joined, _pieces(old, part, shard), grown, shard)
+
+    def write(shard: int) -> None:
+        _write_record(store, joined, _pieces(old, part, shard), grown, shard)
+
+    in_threads(write, grown.held_shards, _THREADS)
     sync_folder(joined / "shards")
     samples = part_samples(part.samples, grown)
     root = make_root(grown, part.root.samples, old.root.teacher)
     if (store / CARD).is_file():
         shutil.copyfile(store / CARD, joined / CARD)  # which is kept if somebody edited it
-    write_completion(joined, root, samples, _Over(joined, store))
+    write_completion(joined, root, samples)
     atomic_write(joined / ROOT, root.to_bytes())
     for folder in (joined, store / GROWING):
         sync_folder(folder)
@@ -164,11 +171,12 @@ def _whole_record(giver: CopySource, part: CopySource, shard: int) -> ShardRecor
     return record
 
 
-def _write_record(joined: Path, pieces: Sequence[Given], grown: Manifest, shard: int) -> None:
-    """A shard's record under the grown store's manifest; its statistics, if they are not the old store's."""
+def _write_record(store: Path, joined: Path, pieces: Sequence[Given], grown: Manifest, shard: int) -> None:
+    """A shard's record under the grown store's manifest, and its statistics."""
     [*old, (source, last)] = pieces
     if not old and source.manifest.num_rows < grown.num_rows:
         _, text = close_record(last.record.model_dump(mode="json", exclude={"checksum"}), grown, shard)
+        _link(store / statistics_path(shard), joined / statistics_path(shard))
     else:
         read = [(piece, read_checked(giver.storage, piece.record.statistics)) for giver, piece in pieces]
         statistics = join_statistics(read, grown)
@@ -177,32 +185,18 @@ def _write_record(joined: Path, pieces: Sequence[Given], grown: Manifest, shard:
     _write(joined / record_path(shard), text)
 
 
+def _link(file: Path, name: Path) -> None:
+    """Give a file, which is never written to again, another name; where there are no links, copy it."""
+    try:
+        name.hardlink_to(file)
+    except OSError:
+        _write(name, file.read_bytes())
+
+
 def _write(path: Path, data: bytes) -> None:
     """A file, its bytes on disk; the folder is synced once for all of them."""
     with new_file(path) as file:
         file.write(data)
-
-
-class _Over(Folder):
-    """Files of one folder, and those of another that the first has not."""
-
-    def __init__(self, first: Path, second: Path) -> None:
-        super().__init__(first)
-        self._second = Folder(second)
-
-    def read(self, path: str, *limits: int) -> bytes:
-        """All of one file."""
-        try:
-            return super().read(path, *limits)
-        except FileNotFoundError:
-            return self._second.read(path, *limits)
-
-    def open(self, path: str, size: int | None = None) -> OpenFile:
-        """One file for reading ranges."""
-        try:
-            return super().open(path, size)
-        except FileNotFoundError:
-            return self._second.open(path, size)
 
 
 def _finish(store: Path) -> None:
@@ -213,12 +207,13 @@ def _finish(store: Path) -> None:
     joined = joining / JOINED
     if (joined / ROOT).exists():
         layers = sorted(entry.name for entry in joining.iterdir() if entry.name.startswith("layer_"))
-        _rename_each(((joining / name, store / name) for name in layers), replace=False)
+        pairs = [(joining / name, store / name) for name in layers]
+        _rename_each(pairs, replace=False)
         (store / ROOT).unlink(missing_ok=True)
         sync_folder(store)
-        _rename_each(((joining / name, store / name) for name in layers), replace=True)
-        tables = ("shards", SAMPLES, CARD, "index.parquet")
-        _rename_each(((joined / name, store / name) for name in tables), replace=True)
+        _rename_each(pairs, replace=True)
+        _exchange_shards(store, joining)
+        _rename_each([(joined / name, store / name) for name in (SAMPLES, CARD, INDEX)], replace=True)
         (joined / ROOT).replace(store / ROOT)
         for folder in (store, joined):
             sync_folder(folder)
@@ -226,7 +221,19 @@ def _finish(store: Path) -> None:
     sync_folder(store)
 
 
-def _rename_each(pairs: Iterator[tuple[Path, Path]], *, replace: bool) -> None:
+def _exchange_shards(store: Path, joining: Path) -> None:
+    """All records and statistics at once, however many there are."""
+    new, now, old = joining / JOINED / "shards", store / "shards", joining / "old"
+    if not new.exists():
+        return
+    if not old.exists():
+        now.replace(old)
+    new.replace(now)
+    for folder in (store, joining, new.parent):
+        sync_folder(folder)
+
+
+def _rename_each(pairs: Sequence[tuple[Path, Path]], *, replace: bool) -> None:
     touched: set[Path] = set()
     for source, target in pairs:
         _rename(source, target, touched, replace=replace)

@@ -27,7 +27,7 @@ SMALL = {
     "kinds": ("cls", "patches"),
     "layout": TokenLayout(num_cls=1, num_registers=0, grid=(1, 2)),
 }
-STEPS = ("replace", "rename", "unlink", "rmdir", "mkdir")
+STEPS = ("replace", "rename", "link", "unlink", "rmdir", "mkdir")
 
 
 class Killed(BaseException):
