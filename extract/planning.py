@@ -295,8 +295,8 @@ def _grid(
         dim=dim,
         dtype=options.dtype,
         shard_rows=options.shard_rows,
-        # Two buffers are alive at once, beside what the writer and the teacher need: a quarter of the memory at
-        # most, or half of it for whoever asks for more rows a shard, to have fewer files.
+        # Two buffers are alive at once, beside what the writer and the teacher need: a quarter of the memory
+        # at most, or half of it for whoever asks for more rows a shard, to have fewer files.
         buffer_bytes=memory_bytes() // 4
         if options.shard_rows is not None
         else min(SHARD_BUFFER_BYTES, memory_bytes() // 8),
