@@ -253,7 +253,7 @@ def extract(
     if dry_run and (append or extend or repair):
         raise ConfigError("a dry run is of a whole extraction, not of --append, --extend or --repair")
     if append or extend:
-        return growing.grow(images, store, fields, rows=append, json=json)
+        return growing.grow(images, store, fields, rows=append, worker=(rank, world), json=json)
     if teacher is None:
         raise ConfigError("a store is of one teacher; say which by --teacher: demo, or timm's name of a ViT")
     options = tasks.as_worker(ExtractOptions(**fields), rank, world, quiet=json)

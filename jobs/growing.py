@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from activault.store import ConfigError
 from activault.store.places import as_place
 
-from . import console, show
+from . import console, show, tasks
 from .said import said
 
 if TYPE_CHECKING:
@@ -23,7 +23,15 @@ _OF_SOURCE: Final = frozenset(
 )
 
 
-def grow(images: str, store: str, fields: Mapping[str, Any], *, rows: bool, json: bool) -> int:
+def grow(
+    images: str,
+    store: str,
+    fields: Mapping[str, Any],
+    *,
+    rows: bool,
+    worker: tuple[int | None, int | None],
+    json: bool,
+) -> int:
     """Add rows, or else layers and kinds, to a finished store.
 
     Args:
@@ -31,19 +39,20 @@ def grow(images: str, store: str, fields: Mapping[str, Any], *, rows: bool, json
         store: the store.
         fields: every field of `ExtractOptions`; those that were not said are the store's.
         rows: whether rows come.
+        worker: rank and number of workers, where they were said.
         json: whether the summary is printed as JSON.
     """
-    from activault.extract import append, extend, open_source
+    from activault.extract import ExtractOptions, append, extend
 
     names, asked = said(), dict[str, Any]()
     for name, value in fields.items():
         flags = {"source": _OF_SOURCE, "teacher_weights": {"no_teacher_weights"}}.get(name, {name})
         if names & flags:
             asked[name] = value
-    with console.progress_bar("index", "B", quiet=json) as advance:
-        source = open_source(images, fields["source"], advance)
-    for line in source.faults:
-        console.warn(line)
+    run = {name: fields[name] for name in ("source", "device", "workers")}
+    options = tasks.as_worker(ExtractOptions(teacher="", order="kept", **run), *worker, quiet=json)
+    asked |= {name: getattr(options, name) for name in ("device", "workers", "rank", "world")}
+    source = tasks.opened_source(images, options, quiet=json)
     with console.progress_bar("extract", "rows", quiet=json) as advance:
         summary = (append if rows else extend)(source, as_place(store), advance, **asked)
     if summary.known_elsewhere:

@@ -18,6 +18,7 @@ A map of the room; FORMAT.md says what the files of a store mean:
                         writing (the contract of writers)
     writing to a bucket objects, object_leases, object_planning, object_presence, object_shards,
                         object_completion, object_writer, scratch; writers (wherever a store lies)
+    growing             growing (names), growing_plan, growing_writer, growing_join
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays; plan,
                         prefetch, loader
     verify and mend     verify, findings, check_structure, check_records, check_samples, check_precision,
