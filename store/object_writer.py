@@ -24,7 +24,7 @@ from .object_leases import Leases
 from .object_planning import WriteTeacher, plan_objects
 from .object_presence import damaged_shards, marked_shards, recorded_shards, restore_lost_records
 from .object_shards import mend_shard, put_shard
-from .objects import Objects
+from .objects import PROBE, Objects
 from .presence import is_finished
 from .records import ShardRecord, mark_path, read_record
 from .remedies import AGAIN
@@ -41,6 +41,8 @@ _log: Final = logging.getLogger(__name__)
 _LONG: Final = replace(DEFAULTS, read_timeout_s=1800.0)
 """For uploads: the answer comes after the last byte, and a shard's largest file has gigabytes."""
 _SOON: Final = replace(DEFAULTS, num_retries=2, retry_for_s=10.0, read_timeout_s=10.0)
+_OLD_S: Final = 60.0
+"""Seconds after which an object that takes a moment is a leftover."""
 _LONGEST_WAIT_S: Final = 2.0
 """Seconds until shards that other writers own are looked at again."""
 
@@ -104,6 +106,9 @@ class ObjectWriter:
         """Shards with a record that lack a file."""
         self._wait_s = min(_LONGEST_WAIT_S, leases.timeout_s / 4)
         self._closed = False
+        names = objects.names("") or ()
+        self._old = time.monotonic(), [name for name in names if name.startswith(PROBE)]
+        """When this writer began, and what was left then of writers that died while they tried the server."""
         restore_lost_records(objects, root)
 
     def __enter__(self) -> ObjectWriter:
@@ -276,8 +281,11 @@ class ObjectWriter:
         self._remove_leases()
 
     def _remove_leases(self) -> None:
-        """Those of shards that are finished, and the planner's; nobody needs them any more."""
+        """Those of finished shards, the planner's, and old probes: nobody needs them any more."""
         marked = marked_shards(self._objects.entries("shards"), self.manifest)
         gather(self._objects, self._leases.remove, map(mark_path, sorted(marked)))
+        began, probes = self._old
+        if time.monotonic() - began > _OLD_S:
+            gather(self._objects, self._objects.remove, probes)
         if self._objects.find(PLANNING) is not None:
             self._leases.remove(PLANNING)

@@ -20,11 +20,13 @@ from .answers import access_remedy
 from .errors import AccessDeniedError, ConfigError, StorageError, UnreachableError
 from .remote import Remote, RemoteSettings
 
-__all__ = ["MOST_BYTES", "Entry", "Objects"]
+__all__ = ["MOST_BYTES", "PROBE", "Entry", "Objects"]
 
 Result = TypeVar("Result")
 MOST_BYTES: Final = 5 << 30
 """What S3 takes in one request: only that can have a condition."""
+PROBE: Final = ".probe-"
+"""Begins the names of objects that conditions are tried on."""
 Data = bytes | mmap.mmap
 _RIGHTS: Final = "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket"
 
@@ -132,7 +134,7 @@ class Objects(Remote):
         Raises:
             StorageError: it does not: two writers would own one shard, and replace one another's files.
         """
-        probe = f".probe-{uuid.uuid4().hex}"
+        probe = f"{PROBE}{uuid.uuid4().hex}"
         tag = self.create(probe, b"1")
         try:
             if tag is None or self.create(probe, b"2") is not None:

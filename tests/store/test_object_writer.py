@@ -303,6 +303,23 @@ def test_completers_with_other_libraries_end_the_same(
     assert_sound(bucket, tmp_path / "dumped")
 
 
+def test_what_others_left_goes_when_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease of a shard that is finished, the planner's, and the object that conditions were tried on."""
+    plan, bucket = small(tmp_path), Bucket()
+    opened(plan, bucket).close()
+    left = {".probe-0": b"1", ".planning": b"{}", "shards/.00000.json.tmp": b"{}"}
+    bucket |= left
+    monkeypatch.setattr("activault.store.object_writer._OLD_S", -1.0)
+    with opened(plan, bucket) as writer:
+        list(writer.rounds([]))
+        writer.claim(0)
+        writer.claim(0)
+        plan.publish(writer, 0)  # type: ignore[arg-type]
+        bucket |= left
+        writer.complete()
+    assert not left.keys() & bucket.keys()
+
+
 def test_planners_join_the_first_or_are_refused(tmp_path: Path) -> None:
     bucket: Bucket = {}
     opened(small(tmp_path), bucket).close()
