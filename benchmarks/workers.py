@@ -196,13 +196,13 @@ def main() -> int:
     finally:
         shutil.rmtree(folder)
     spoken = ", ".join(f"{event} {count}" for event, count in sorted(crew.events.items()))
-    shards = len(expected.manifest.held_shards)
+    what = f"{expected.num_rows} rows of {expected.manifest.teacher.name}"
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}: {expected.num_rows} rows of {expected.manifest.teacher.name} in {shards} "
-        f"shards; one worker {undisturbed:.0f} s; {NUM_WORKERS} workers with {sum(crew.events.values())} events "
-        f"({spoken}; {taken} late owners told) {seconds:.0f} s: the same digest and arrays_digest, verified "
-        "deep and by values, nothing left over"
+        f"{platform.python_version()}: {what} in {len(expected.manifest.held_shards)} shards; one worker "
+        f"{undisturbed:.0f} s; {NUM_WORKERS} workers with {sum(crew.events.values())} events ({spoken}; "
+        f"{taken} late owners told) {seconds:.0f} s: the same digest and arrays_digest, verified deep and by "
+        "values, nothing left over"
     )
     return 0
 

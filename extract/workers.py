@@ -83,45 +83,58 @@ def find_worker(
             fit in the environment is told in `Worker.notes`, and left out.
     """
     notes = list[str]()
-    if (rank is None) != (world is None):
-        raise ConfigError(
-            f"rank and world go together; got rank {rank} and world {world}; give --rank and --world, or "
-            "neither: any number of workers may run without"
-        )
     torchrun = _pair(environment, "RANK", "WORLD_SIZE", notes)
-    slurm = _pair(environment, "SLURM_PROCID", "SLURM_NTASKS", notes)
+    slurm = _pair(environment, "SLURM_PROCID", "SLURM_NTASKS", notes) if _is_step(environment) else None
     local = _local(environment, torchrun is not None, notes)
-    if rank is not None and world is not None:
-        if not 0 <= rank < world:
-            raise ConfigError(f"a rank is among 0 to world - 1; got rank {rank} of world {world}")
+    if rank is not None or world is not None:
+        flags = _checked(rank, world)
         if torchrun or slurm:
             notes.append(f"rank {rank} of {world} is by flags; what the launcher says is not looked at")
-        return Worker(
-            rank=rank,
-            world=world,
-            local_rank=rank if local is None else local[0],
-            local_world=1 if local is None else local[1],
-            origin="flags",
-            notes=tuple(notes),
-        )
+        return _worker("flags", flags, local or (flags[0], 1), notes)
     if torchrun and slurm and torchrun != slurm and slurm[1] > 1:
         notes.append(
             f"torchrun says rank {torchrun[0]} of {torchrun[1]}, and Slurm {slurm[0]} of {slurm[1]}; "
             "torchrun's is taken"
         )
+    tasks = _number(environment, "SLURM_NTASKS") or 1
+    if tasks > 1 and torchrun is None and not _is_step(environment):
+        notes.append(
+            f"this is the script of a Slurm job of {tasks} tasks, and not one of them; `srun activault ...` "
+            "in it starts them all"
+        )
     of_array = _array(environment, notes)
-    found = torchrun or slurm or ((0, 1) if of_array else None)
-    if found is None:
+    if torchrun is None and slurm is None and of_array is None:
         return Worker(notes=tuple(notes))
-    index, count = of_array or (0, 1)
+    (index, count), (place, number) = of_array or (0, 1), torchrun or slurm or (0, 1)
+    origin = "torchrun" if torchrun else "Slurm"
+    return _worker(origin, (index * number + place, count * number), local or (0, 1), notes)
+
+
+def _worker(origin: str, place: tuple[int, int], local: tuple[int, int], notes: list[str]) -> Worker:
     return Worker(
-        rank=index * found[1] + found[0],
-        world=count * found[1],
-        local_rank=0 if local is None else local[0],
-        local_world=1 if local is None else local[1],
-        origin="torchrun" if torchrun else "Slurm",
+        rank=place[0],
+        world=place[1],
+        local_rank=local[0],
+        local_world=local[1],
+        origin=origin,
         notes=tuple(notes),
     )
+
+
+def _checked(rank: int | None, world: int | None) -> tuple[int, int]:
+    if rank is None or world is None:
+        raise ConfigError(
+            f"rank and world go together; got rank {rank} and world {world}; give --rank and --world, or "
+            "neither: any number of workers may run without"
+        )
+    if not 0 <= rank < world:
+        raise ConfigError(f"a rank is among 0 to world - 1; got rank {rank} of world {world}")
+    return rank, world
+
+
+def _is_step(environment: Mapping[str, str]) -> bool:
+    """Whether srun started this process; a job's script has the same variables as its first task, but one."""
+    return bool(environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID"))
 
 
 def _pair(environment: Mapping[str, str], rank: str, world: str, notes: list[str]) -> tuple[int, int] | None:
@@ -152,7 +165,7 @@ def _local(environment: Mapping[str, str], is_torchrun: bool, notes: list[str]) 
             return rank, 1
         return _pair(environment, "LOCAL_RANK", "LOCAL_WORLD_SIZE", notes)
     rank = _number(environment, "SLURM_LOCALID")
-    if rank is None:
+    if rank is None or not _is_step(environment):
         return None
     return rank, max(_slurm_tasks(environment), rank + 1)
 

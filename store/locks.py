@@ -90,7 +90,7 @@ def lock_shared(folder: Path) -> int:
     """
     handle = _open_lock(folder)
     try:
-        lock(handle, folder, fcntl.LOCK_SH)
+        _wait_for(handle, folder, fcntl.LOCK_SH)
     except BaseException:
         os.close(handle)
         raise
@@ -113,17 +113,23 @@ def locked_by_one(folder: Path) -> Iterator[None]:
 
     It is held for moments. That of a process that was stopped in these is waited for, and that is said.
     """
-    handle, until = _open_lock(folder), time.monotonic() + TOLD_AFTER
+    handle = _open_lock(folder)
     try:
-        while not lock(handle, folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            if time.monotonic() > until:
-                _log.warning(waiting_for(folder))
-                lock(handle, folder, fcntl.LOCK_EX)
-                break
-            time.sleep(_RETRY)
+        _wait_for(handle, folder, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
+
+
+def _wait_for(handle: int, folder: Path, operation: int) -> None:
+    """Take the lock, and say so if somebody else holds it for long."""
+    until = time.monotonic() + TOLD_AFTER
+    while not lock(handle, folder, operation | fcntl.LOCK_NB):
+        if time.monotonic() > until:
+            _log.warning(waiting_for(folder))
+            lock(handle, folder, operation)
+            return
+        time.sleep(_RETRY)
 
 
 @contextlib.contextmanager

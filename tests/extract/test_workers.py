@@ -14,7 +14,14 @@ from activault.extract.workers import Worker, find_worker, own_first
 from activault.store import ConfigError
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "6", "SLURM_LOCALID": "1", "SLURM_TASKS_PER_NODE": "2(x3)"}
+SLURM = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_NTASKS": "6",
+    "SLURM_LOCALID": "1",
+    "SLURM_TASKS_PER_NODE": "2(x3)",
+}
+SCRIPT = SLURM | {"SLURM_STEP_ID": "", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "5"}
 
 
@@ -54,6 +61,8 @@ def test_launchers_are_understood(environment: dict[str, str], expected: tuple[o
         ({"RANK": "x", "WORLD_SIZE": "2"}, "got RANK=x, WORLD_SIZE=2", (0, 1)),
         ({"RANK": "-1", "WORLD_SIZE": "2"} | SLURM, "got RANK=-1", (3, 6)),
         (TORCHRUN | SLURM, "torchrun says rank 5 of 8, and Slurm 3 of 6; torchrun's is taken", (5, 8)),
+        (SCRIPT, "this is the script of a Slurm job of 6 tasks, and not one of them; `srun", (0, 1)),
+        (SCRIPT | ARRAY, "this is the script of a Slurm job of 6 tasks", (2, 3)),
         ({"SLURM_ARRAY_TASK_ID": "3"}, "SLURM_ARRAY_TASK_ID is set without", (0, 1)),
     ],
     ids=str,
