@@ -110,8 +110,8 @@ def planned(teacher: Backbone, num_rows: int, form: tuple[str, str]) -> Manifest
         layers=tuple(range(num_layers)),
         kinds=layout.kinds,
         layout=layout,
-        dtype=form[0],  # type: ignore[arg-type]
-        compression=form[1],  # type: ignore[arg-type]
+        dtype=form[0],
+        compression=form[1],
         quantisation=(step,) * num_layers if form[0] == "int8" else None,
         shard_rows=grid[0],
         chunk_rows=grid[1],
