@@ -218,8 +218,9 @@ def test_three_workers_one_stopped_and_one_killed_again_and_again(
                 workers.start()
         os.kill(stopped, signal.SIGCONT)  # it finds that others have done its work
         statuses = workers.ended()
-    assert len(workers.killed) >= KILLS // 2
-    assert {worker for worker, status in statuses.items() if status} == workers.killed
+    failed = {worker: status for worker, status in statuses.items() if status}
+    assert failed.keys() <= workers.killed  # one of those that were to be killed may have been done by then
+    assert len(failed) >= KILLS // 2
     told = activault("info", url, "--json").json
     assert told["digest"] == activault("info", tmp_path / "a.zarr", "--json").json["digest"]
     checked = activault("verify", url, "--deep", "--values", "--complete", "--json")
