@@ -50,7 +50,13 @@ class Staging:
 
     def exists(self) -> bool:
         """Whether nobody has removed it."""
-        return self.folder.exists()
+        try:
+            self.folder.stat()
+        except OSError as exc:
+            if exc.errno in (errno.ENOENT, errno.ESTALE):  # a network disk may say either
+                return False
+            raise
+        return True
 
     @staticmethod
     def name_of(path: str) -> str:

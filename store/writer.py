@@ -20,7 +20,14 @@ from .buffer import ShardBuffer, refuse_other_shard
 from .collecting import collect_beside, collect_leftovers
 from .completion import is_completed, write_completion
 from .cores import in_threads
-from .errors import ConfigError, IncompleteStoreError, ShardBusyError, ShardTakenError, StoreError
+from .errors import (
+    ConfigError,
+    CorruptStoreError,
+    IncompleteStoreError,
+    ShardBusyError,
+    ShardTakenError,
+    StoreError,
+)
 from .files import disk_error, refuse_another_folder, sync_folder
 from .leases import LEASE, Heartbeat, Watch
 from .locks import lock_shared
@@ -201,9 +208,11 @@ class StoreWriter:
             try:
                 return self._write(mark, checked, check)
             except BaseException as exc:
-                is_taken = isinstance(exc, OSError) and not mark.is_held
+                # Also what was read back, for `check`, may be another owner's by now.
+                is_taken = isinstance(exc, OSError | CorruptStoreError) and not mark.is_held
                 self._give_up(mark)
                 if is_taken:
+                    refuse_another_folder(self._handle, self.path)  # the disk is gone, and not the shard
                     raise self._taken(buffer.shard) from exc
                 raise
         except OSError as exc:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from activault.store import ShardTakenError, StoreError, open_store, verify_store
+from activault.store import CorruptStoreError, ShardTakenError, open_store, verify_store
 from activault.store.leases import Watch
 from activault.store.locks import LOCK
 from activault.store.writer import StoreWriter
@@ -170,21 +170,24 @@ def dying(writer: StoreWriter, plan: Plan, factor: float) -> None:
         work(writer, plan, factor)
 
 
-def test_an_error_of_a_late_owner_removes_nothing_of_the_other(
-    small: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would have removed what it wrote: the disk is full in the very moment in which it wakes."""
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, os.strerror(28)), OSError(116, os.strerror(116)), CorruptStoreError("other bytes")],
+    ids=str,
+)
+def test_an_error_of_a_late_owner_removes_nothing_of_the_other(small: Plan, error: Exception) -> None:
+    """It would have removed what it wrote: something fails in the very moment in which it wakes."""
     owner, other = small.open(), small.open()
 
     def check(_: object) -> None:
         assert work(other, small, 2.0) == "done"
-        raise OSError(28, os.strerror(28))
+        raise error
 
     assert owner.claim(1)
     buffer = owner.buffer(1)
     for place, layer in enumerate(small.manifest.layers):
         buffer.write(layer, 0, small.values[4:8, place])
-    with pytest.raises(StoreError):
+    with pytest.raises(ShardTakenError):
         owner.publish(buffer, small.outcomes(range(4, 8)), check=check)
     owner.close()
     assert other.is_finished(1)
