@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from activault.store import (
     ConfigError,
@@ -265,11 +268,8 @@ def teacher_of(there: Store, options: ExtractOptions) -> Backbone:
 
 def versions(manifest: Manifest) -> dict[str, Detail]:
     """What to note of timm and torch where they are other versions than the store was made with."""
-    import timm
-    import torch
-
     pairs = {
-        "timm": (manifest.teacher.timm_version, timm.__version__),
+        "timm": (manifest.teacher.timm_version, version("timm")),
         "torch": (manifest.teacher.torch_version, str(torch.__version__)),
     }
     return {f"grown_by_{name}": now for name, (was, now) in pairs.items() if was != now}
