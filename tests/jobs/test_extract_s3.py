@@ -207,6 +207,7 @@ def test_three_workers_one_stopped_and_one_killed_again_and_again(
         stopped, end = 0, time.monotonic() + 90
         while store.find("index.parquet") is None:
             assert time.monotonic() < end
+            time.sleep(0.05)
             at_work = sorted(holders(store) - workers.killed - {stopped})
             if at_work and not stopped:
                 stopped = at_work[0]
