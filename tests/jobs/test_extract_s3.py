@@ -142,15 +142,18 @@ def test_what_a_server_refuses_is_told_before_a_teacher_is_loaded(
 class Crew:
     """Processes of one command, some of them killed."""
 
-    def __init__(self, arguments: list[str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(WORKERS), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self.log = log
+        """What they say on standard error."""
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, str(WORKERS), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
         self.killed: set[int] = set()
 
     def start(self) -> int:
@@ -181,8 +184,8 @@ def holders(store: Objects) -> set[int]:
 
 
 @contextlib.contextmanager
-def crew(*arguments: object) -> Iterator[Crew]:
-    made = Crew([str(argument) for argument in arguments])
+def crew(log: Path, *arguments: object) -> Iterator[Crew]:
+    made = Crew([str(argument) for argument in arguments], log)
     try:
         yield made
     finally:
@@ -201,7 +204,7 @@ def test_three_workers_one_stopped_and_one_killed_again_and_again(
     flags = (*teacher, "--layers", "0,6", *FLAGS, "--json")
     assert activault("extract", many, tmp_path / "a.zarr", *flags).status == 0
     store, rng = Objects(url), random.Random(0)
-    with crew("extract", many, url, *flags, "--lease", "1") as workers:
+    with crew(tmp_path / "log", "extract", many, url, *flags, "--lease", "1") as workers:
         for _ in range(3):
             workers.start()
         stopped, end = 0, time.monotonic() + 90
@@ -220,7 +223,8 @@ def test_three_workers_one_stopped_and_one_killed_again_and_again(
         os.kill(stopped, signal.SIGCONT)  # it finds that others have done its work
         statuses = workers.ended()
     failed = {worker: status for worker, status in statuses.items() if status}
-    assert failed.keys() <= workers.killed  # one of those that were to be killed may have been done by then
+    # One of those that were to be killed may have been done by then.
+    assert failed.keys() <= workers.killed, workers.log.read_text()
     assert len(failed) >= KILLS // 2
     told = activault("info", url, "--json").json
     assert told["digest"] == activault("info", tmp_path / "a.zarr", "--json").json["digest"]

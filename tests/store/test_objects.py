@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def test_what_is_there_stays(objects: Objects, tmp_path: Path) -> None:
     assert objects.read_tagged("c/0") == (b"two", newer)
     assert objects.replace("c/0", b"three", tag) is None
     assert {path: entry.size for path, entry in objects.entries("c").items()} == {"c/0": 3, "c/1": 0}
+    objects.remove("c/0")
     objects.remove("c/0")
     assert objects.find("c/0") is objects.read_tagged("c/0") is None
     assert list(objects.entries()) == ["c/1"]  # the probe is gone
@@ -140,6 +142,16 @@ def test_no_room_is_told_from_no_right() -> None:
     told = translated(GenericError(answer), "c/0", "s3://bucket/a.zarr")
     assert type(told) is StorageError
     assert "there is no room, or a quota is used up" in str(told)
+
+
+def test_an_object_is_removed_by_several_at_once(s3: S3) -> None:
+    """Ceph may answer one of them that it was not there."""
+    objects = Objects(f"s3://{s3.make_bucket()}/a.zarr")
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(5):
+            objects.create(f"x{number}", b"1")
+            list(pool.map(objects.remove, [f"x{number}"] * 8))
+    assert objects.entries() == {}
 
 
 @pytest.mark.parametrize("url", ["https://host/a.zarr", "s3://bucket", "s3://bucket/"])
