@@ -78,7 +78,7 @@ class AddedRows:
             appended_details(there.manifest, num_rows, source.info.name) | versions(there.manifest),
         )
         part = new_part(there.manifest, grown)
-        create_part(path, part, part_samples(samples, part))
+        create_part(path, there.manifest, part, part_samples(samples, part))
 
     def compute(self, path: Path, progress: Progress | None) -> StallTimes:
         """Compute the new rows' shards."""

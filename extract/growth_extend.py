@@ -65,7 +65,7 @@ class AddedArrays:
         if growing_root(path) is None:
             part = new_part(there.manifest, self._manifest(backbone, decode))
             _refuse_too_large(part)
-            create_part(path, part, part_samples(there.samples, part))
+            create_part(path, there.manifest, part, part_samples(there.samples, part))
         found = planned_part(path, there)
         assert found is not None, "nobody joins while this process is at work"
         self._refuse_another(path, found.manifest)

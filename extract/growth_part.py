@@ -14,6 +14,7 @@ import pyarrow as pa
 from activault.store import Manifest, Store, StoreMismatchError, create_store
 from activault.store.cores import num_cores
 from activault.store.growing import GROWING, growing_root
+from activault.store.growing_join import refuse_obstacles
 from activault.store.growing_plan import refuse_other_store
 from activault.store.growing_writer import GrowingWriter
 from activault.store.root import read_root
@@ -28,8 +29,13 @@ from .workers import own_first
 __all__ = ["another_growth", "compute_part", "create_part", "planned_part"]
 
 
-def create_part(path: Path, part: Manifest, samples: pa.Table) -> None:
-    """Plan the new part, unless another process has done so meanwhile: then its plan is the one to follow."""
+def create_part(path: Path, old: Manifest, part: Manifest, samples: pa.Table) -> None:
+    """Plan the new part, unless another process has done so meanwhile: then its plan is the one to follow.
+
+    Raises:
+        StoreError: it could not be joined to the store.
+    """
+    refuse_obstacles(path, old, part)
     try:
         create_store(path / GROWING, part, samples, {}).close()
     except StoreMismatchError:

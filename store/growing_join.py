@@ -32,7 +32,6 @@ from .growing import GROWING, JOINED, JOINING, growing_root
 from .growing_plan import grown_manifest, new_arrays, refuse_other_store
 from .index import INDEX
 from .joins import RecordPiece, join_record, join_statistics
-from .layout import layer_name
 from .locks import LOCK, locked_by_one
 from .manifest import Manifest
 from .parts import part_samples
@@ -41,7 +40,7 @@ from .records import ShardRecord, array_folder, arrays_of, close_record, record_
 from .root import ROOT, make_root
 from .sources import CopySource, open_source, read_checked
 
-__all__ = ["finish_join", "join_growth"]
+__all__ = ["finish_join", "join_growth", "refuse_obstacles"]
 
 _THREADS: Final = 8
 """Records that are brought to disk at once."""
@@ -100,7 +99,7 @@ def _prepare(store: Path) -> None:
     if not old.complete:
         raise IncompleteStoreError(f"{store} is not complete any more; mend it first, then run this again")
     grown = grown_manifest(old.manifest, part.manifest)
-    _refuse_obstacles(store, old.manifest, grown)
+    refuse_obstacles(store, old.manifest, part.manifest)
     for file in list(leftovers(store / GROWING)):
         file.unlink(missing_ok=True)
     joined = store / GROWING / JOINED
@@ -123,19 +122,30 @@ def _prepare(store: Path) -> None:
         sync_folder(folder)
 
 
-def _refuse_obstacles(store: Path, old: Manifest, grown: Manifest) -> None:
-    for array in new_arrays(old, grown):
+def refuse_obstacles(store: Path, old: Manifest, part: Manifest) -> None:
+    """Refuse a store in which files could not be renamed into their places.
+
+    Args:
+        store: its folder.
+        old: its manifest.
+        part: that of the new part.
+
+    Raises:
+        StoreError: something is where a new array will be, or what is there lies on several disks.
+    """
+    for array in new_arrays(old, grown_manifest(old, part)):
         place = array_folder(array.layer, array.kind)
         if (store / place).exists():
             raise StoreError(
                 f"{store / place} is no part of the store and in the way of a new array; move it away"
             )
     device = store.stat().st_dev
-    for layer in old.layers:
-        if (store / layer_name(layer)).stat().st_dev != device:
+    for array in arrays_of(old):
+        place = array_folder(array.layer, array.kind)
+        if (store / place).stat().st_dev != device:
             raise StoreError(
-                f"what is new is renamed into its place, and {store / layer_name(layer)} lies on another "
-                "disk than the store; bring them together"
+                f"what is new is renamed into its place, and {store / place} lies on another disk than the "
+                "store; bring them together"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,13 @@ def assert_is(path: Path, whole: Plan) -> None:
     assert not [file.name for file in path.iterdir() if file.name in (GROWING, JOINING)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("old", [35, 32, 5], ids=["partial last shard", "full last shard", "one short shard"])
+@pytest.mark.parametrize(
+    ("old", "dtype"),
+    [*((35, dtype) for dtype in DTYPES), (32, "bfloat16"), (32, "int8"), (5, "int8")],
+    ids=lambda value: {35: "partial last shard", 32: "full last shard", 5: "one short shard"}.get(
+        value, value
+    ),
+)
 def test_a_store_with_more_rows(make_plan: MakePlan, old: int, dtype: str) -> None:
     few, whole = pair(make_plan, old, 54, dtype, bad=(2, 33, 34, 50))
     whole.write()
@@ -214,6 +220,40 @@ def test_something_in_the_way_of_a_new_layer(written: Plan, tmp_path: Path) -> N
     shutil.rmtree(path / "layer_02")
     assert join_growth(path)
     assert_is(path, written)
+
+
+def test_what_is_renamed_is_on_disk_before_the_store_is_the_grown_one(
+    make_plan: MakePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, whole = pair(make_plan, 35, 54)
+    write_part(few.path, whole)
+    seen, replace = list[str](), os.replace
+
+    def named(source: Path, target: Path) -> None:
+        replace(source, target)
+        seen.append(f"named {target}")
+
+    def synced(handle: int) -> None:
+        seen.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+
+    monkeypatch.setattr(os, "replace", named)
+    monkeypatch.setattr(os, "fsync", synced)
+    join_growth(few.path)
+    path = few.path
+    joining, root = seen.index(f"named {path / JOINING}"), seen.index(f"named {path / 'zarr.json'}")
+    gathered = path / GROWING / "joined"
+    assert {str(gathered), str(gathered / "shards"), str(path / GROWING)} <= set(seen[:joining])
+    assert len([name for name in seen[:joining] if "/joined/shards/." in name]) >= 4  # records and statistics
+    taken = [place for place, name in enumerate(seen) if name.startswith(f"named {path}/layer_")]
+    assert joining < min(taken)
+    assert max(taken) < root
+    for array in ("layer_00/cls", "layer_04/patches"):
+        last = max(place for place in taken if f"/{array}/" in seen[place])
+        assert str(path / array) in seen[last:root]
+        assert str(path / array / "c") in seen[joining:root]
+        assert str(path / array / "c/2/0") in seen[joining:root]
+    assert str(path) in seen[joining:root], "that its zarr.json is gone, before anything is replaced"
+    assert str(path) in seen[root:]
 
 
 def test_a_store_that_became_another_meanwhile(make_plan: MakePlan, tmp_path: Path) -> None:
