@@ -199,9 +199,9 @@ class _AsDinov2(torch.nn.Module):
 class Reference(Extractor):
     """`data/precompute_dinov2_act.py` of KempnerInstitute/raptor at ba3b53f, run from a checkout.
 
-    Replaced from outside: where images and store are, the hub's model by ours, the literals of tokens and
-    width, a batch of 256 by 128 (a chunk: 256 would leave nothing to overlap with), and `.cuda()` where there
-    is no GPU. Its loader's 4 processes, its queue, its writer and its format are as they are.
+    Replaced from outside: where images and store are, the hub's model by ours, the literals of tokens, width
+    and pixels, a batch of 256 by 128 (a chunk: 256 would leave nothing to overlap with), and `.cuda()` where
+    there is no GPU. Its loader's 4 processes, its queue, its writer and its format are as they are.
     """
 
     name = "the reference's script"
@@ -214,6 +214,8 @@ class Reference(Extractor):
             ("num_tokens = 261", f"num_tokens = {backbone.layout.num_tokens}"),
             ("dim = 768", f"dim = {backbone.dim}"),
             ("batch_size = 256", "batch_size = 128"),
+            ("Resize(256,", f"Resize({backbone.preprocessing.resize},"),
+            ("CenterCrop(224)", f"CenterCrop({task.image_size})"),
         ):
             assert text.count(old) == 1, f"{script} is another version: {old!r}"
             text = text.replace(old, new)
@@ -227,7 +229,13 @@ class Reference(Extractor):
         begun = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exec(compile(text, str(script), "exec"), {"__name__": "__main__"})
+            names: dict[str, Any] = {"__name__": "__main__"}
+            try:
+                exec(compile(text, str(script), "exec"), names)
+            finally:
+                # If it fails, its writer would wait for ever, and this process with it.
+                if "write_queue" in names:
+                    names["write_queue"].put(None)
         _settled(folder)
         return Measured(task.num_images / (time.perf_counter() - begun))
 
