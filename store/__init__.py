@@ -7,7 +7,7 @@ checks or copies stores, comes with its first use.
 
 A map of the room; FORMAT.md says what the files of a store mean:
 
-    what a store is     layout, provenance, manifest, held, grid; errors, remedies
+    what a store is     layout, provenance, manifest, held, grid, extent; errors, remedies
     bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
                         tally, shard_files, shard_writing
     tables and records  files, locks, sealed, outcomes, samples, sample_tables, records, presence, index,
