@@ -207,10 +207,13 @@ class Objects(Remote):
             return True
         # A tag need not be the MD5, as of buckets that are encrypted with keys of a service.
         start = 0
-        for block in self.blocks(path):
-            if data[start : start + len(block)] != block:
-                return False
-            start += len(block)
+        try:
+            for block in self.blocks(path):
+                if data[start : start + len(block)] != block:
+                    return False
+                start += len(block)
+        except FileNotFoundError:  # a lease that was removed by now
+            return False
         return start == len(data)
 
     def _allowed(self, path: str, ask: Callable[[Any], Result]) -> Result:

@@ -154,6 +154,17 @@ def test_an_object_is_removed_by_several_at_once(s3: S3) -> None:
     assert objects.entries() == {}
 
 
+def test_what_is_gone_when_it_is_read_back_was_anothers() -> None:
+    """A lease of the same length, which its owner removed at that moment."""
+
+    class Vanishing(MemoryObjects):
+        def fetch(self, path: str, start: int, stop: int) -> tuple[bytes, int]:
+            self.bucket.pop(path, None)
+            return super().fetch(path, start, stop)
+
+    assert Vanishing({"x": b"theirs"}).create("x", b"mine..") is None
+
+
 @pytest.mark.parametrize("url", ["https://host/a.zarr", "s3://bucket", "s3://bucket/"])
 def test_a_place_that_nothing_can_be_written_to_is_wrong_usage(url: str) -> None:
     with pytest.raises(ConfigError):
