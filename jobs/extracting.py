@@ -205,6 +205,7 @@ def extract(
     from activault.extract import ExtractOptions, SourceOptions
 
     from . import estimating, growing, show, tasks
+    from .workers import as_worker
 
     fields = dict[str, Any](
         teacher=teacher,
@@ -256,7 +257,7 @@ def extract(
         return growing.grow(images, store, fields, rows=append, worker=(rank, world), json=json)
     if teacher is None:
         raise ConfigError("a store is of one teacher; say which by --teacher: demo, or timm's name of a ViT")
-    options = tasks.as_worker(ExtractOptions(**fields), rank, world, quiet=json)
+    options = as_worker(ExtractOptions(**fields), rank, world, quiet=json)
     if dry_run:
         return estimating.dry_run(images, store, options, json=json)
     summary = tasks.extract_images(images, store, options, repair=repair, quiet=json)

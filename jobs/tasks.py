@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Analysis",
-    "as_worker",
     "extract_images",
     "opened_source",
     "probe_run",
@@ -65,29 +64,6 @@ def extract_images(
         if repair is None:
             return extract(source, store, options, progress=advance)
         return carry_out(source, store, options, read_plan(repair), progress=advance)
-
-
-def as_worker(
-    options: ExtractOptions, rank: int | None, world: int | None, *, quiet: bool = False
-) -> ExtractOptions:
-    """The options of this worker among several, by flags or by what torchrun or Slurm set.
-
-    Where workers share the cores of a machine, torch's threads are set to this worker's share: torchrun would
-    give each of them one.
-    """
-    import torch
-
-    from activault.extract.workers import find_worker
-
-    worker = find_worker(rank, world)
-    for note in worker.notes:
-        console.warn(note)
-    options = worker.applied(options)
-    if worker.local_world > 1 and options.device == "cpu":
-        torch.set_num_threads(worker.num_cores())
-    if worker.world > 1 and not quiet:
-        console.err.print(f"activault: {worker}, {options.device}", soft_wrap=True)
-    return options
 
 
 def opened_source(images: Path | str, options: ExtractOptions, *, quiet: bool = False) -> ImageSource:

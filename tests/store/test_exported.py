@@ -9,9 +9,10 @@ NAMES = """
 AccessDeniedError ActivationLoader ActivaultError Batch ChannelStats ConfigError CorruptStoreError
 FORMAT_VERSION Fault ImageSourceError IncompleteStoreError KINDS Manifest MissingExtraError NonFiniteError
 NotAStoreError Outcome PrecisionError Preprocessing RunError ShardBuffer ShardBusyError ShardRecord
-ShardTakenError SourceInfo StorageError Store StoreError StoreMismatchError StoreWriter StoredDtype TeacherInfo TokenKind TokenLayout
-UnreachableError VerifyReport WeightsError choose_grid create_store layer_name merge open_store parse_kinds
-parse_layers plan_samples publish pull split_of split_rows verify_store
+ShardTakenError SourceInfo StorageError Store StoreError StoreMismatchError StoreWriter StoredDtype
+TeacherInfo TokenKind TokenLayout UnreachableError VerifyReport WeightsError choose_grid create_store
+layer_name merge open_store parse_kinds parse_layers plan_samples publish pull split_of split_rows
+verify_store
 """
 
 
