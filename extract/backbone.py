@@ -50,7 +50,6 @@ from .weights import DEMO_ARCHITECTURE, DEMO_SOURCE, assign, demo_tensors, hub_s
 __all__ = ["Backbone", "load_backbone", "load_teacher", "save_teacher"]
 
 _Blocks = Sequence[Callable[[Tensor], Tensor]]
-_Layers = Iterator[tuple[int, Float[Tensor, "batch token dim"]]]
 
 
 class Backbone(nn.Module):
@@ -139,9 +138,8 @@ class Backbone(nn.Module):
 
     def layers(
         self, images: Float[Tensor, "batch 3 height width"], layers: Collection[int], blocks: _Blocks = ()
-    ) -> _Layers:
+    ) -> Iterator[tuple[int, Float[Tensor, "batch token dim"]]]:
         """The asked layers in ascending order, each as soon as it is computed; no block runs after the last.
-
         `blocks` compute instead of the teacher's own, such as compiled ones.
 
         Raises:
@@ -151,7 +149,7 @@ class Backbone(nn.Module):
             raise ConfigError(f"layers of {self.info.name} are 0-{self.num_blocks}; got {outside}")
         return self._layers(images, set(layers), blocks or tuple(self.blocks))
 
-    def _layers(self, images: Tensor, wanted: set[int], blocks: _Blocks) -> _Layers:
+    def _layers(self, images: Tensor, wanted: set[int], blocks: _Blocks) -> Iterator[tuple[int, Tensor]]:
         tokens = self.embed(images)
         if 0 in wanted:
             yield 0, tokens
