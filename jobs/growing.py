@@ -12,6 +12,7 @@ from activault.store.places import as_place
 
 from . import console, show, tasks
 from .said import said
+from .workers import as_worker
 
 if TYPE_CHECKING:
     from activault.extract import GrowthSummary
@@ -50,7 +51,7 @@ def grow(
         if names & flags:
             asked[name] = value
     run = {name: fields[name] for name in ("source", "device", "workers")}
-    options = tasks.as_worker(ExtractOptions(teacher="", order="kept", **run), *worker, quiet=json)
+    options = as_worker(ExtractOptions(teacher="", order="kept", **run), *worker, quiet=json)
     asked |= {name: getattr(options, name) for name in ("device", "workers", "rank", "world")}
     source = tasks.opened_source(images, options, quiet=json)
     with console.progress_bar("extract", "rows", quiet=json) as advance:
