@@ -33,15 +33,8 @@ from .machine import choose_device
 from .measuring import Measurement, Speed, measure
 from .options import ExtractOptions
 from .order import Rows
-from .planning import (
-    Planned,
-    plan_manifest,
-    plan_table,
-    planned_at,
-    planned_layout,
-    refuse_other_request,
-    row_order,
-)
+from .planning import plan_manifest, plan_table, planned_layout, row_order
+from .requests import Planned, planned_at, refuse_other_request
 from .room import Room, room_at
 from .run import row_decoder
 from .sizing import MemoryNeeds, StoreSize, memory_needs, shards_bytes, store_size

@@ -19,7 +19,8 @@ from activault.store.writing import ShardWriter
 from .capture import Progress, StallTimes
 from .listing import ImageSource
 from .options import ExtractOptions
-from .planning import Planned, plan_table, refuse_other_request, row_order
+from .planning import plan_table, row_order
+from .requests import Planned, refuse_other_request
 from .run import ExtractSummary, extract, summarise
 from .sources import opened
 

@@ -41,15 +41,9 @@ from .machine import choose_device
 from .options import ExtractOptions
 from .order import Rows
 from .others import Others
-from .planning import (
-    plan_manifest,
-    plan_table,
-    planned_at,
-    planned_layout,
-    refuse_other_request,
-    row_order,
-)
+from .planning import plan_manifest, plan_table, planned_layout, row_order
 from .preprocess import to_pixels
+from .requests import planned_at, refuse_other_request
 from .sources import opened
 from .workers import own_first
 
