@@ -30,11 +30,11 @@ from .calibration import CALIBRATION_ROWS, calibrate
 from .capture import Decoded
 from .listing import ImageSource
 from .machine import choose_device
+from .matching import Planned, planned_at, refuse_other_request
 from .measuring import Measurement, Speed, measure
 from .options import ExtractOptions
 from .order import Rows
 from .planning import plan_manifest, plan_table, planned_layout, row_order
-from .requests import Planned, planned_at, refuse_other_request
 from .room import Room, room_at
 from .run import row_decoder
 from .sizing import MemoryNeeds, StoreSize, memory_needs, shards_bytes, store_size

@@ -18,9 +18,9 @@ from activault.store.writing import ShardWriter
 
 from .capture import Progress, StallTimes
 from .listing import ImageSource
+from .matching import Planned, refuse_other_request
 from .options import ExtractOptions
 from .planning import plan_table, row_order
-from .requests import Planned, refuse_other_request
 from .run import ExtractSummary, extract, summarise
 from .sources import opened
 

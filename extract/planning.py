@@ -26,9 +26,9 @@ from .architectures import activation_of, outline
 from .backbone import Backbone
 from .listing import ImageSource
 from .machine import memory_bytes
+from .matching import Planned, asked, choice_details, mismatch, refuse_other_choice, row_seed
 from .options import ExtractOptions
 from .order import Rows, chosen_rows
-from .requests import Planned, asked, choice_details, mismatch, refuse_other_choice, row_seed
 from .tokens import parse_patches
 
 __all__ = ["plan_manifest", "plan_table", "planned_layout", "row_order"]

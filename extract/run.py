@@ -38,12 +38,12 @@ from .capture import Decoded, Progress, StallTimes, capture, without_pixels
 from .decode import BadImage, decode_image
 from .listing import ImageSource
 from .machine import choose_device
+from .matching import planned_at, refuse_other_request
 from .options import ExtractOptions
 from .order import Rows
 from .others import Others
 from .planning import plan_manifest, plan_table, planned_layout, row_order
 from .preprocess import to_pixels
-from .requests import planned_at, refuse_other_request
 from .sources import opened
 from .workers import own_first
 
