@@ -109,7 +109,7 @@ def test_of_a_finished_store_nothing_is_left(
     images, path = noise_images(tmp_path / "photos", 10), tmp_path / "s.zarr"
     extract(images, path, options)
     if not given:
-        monkeypatch.setattr("activault.extract.planning.hub_source", lambda name: "file")
+        monkeypatch.setattr("activault.extract.matching.hub_source", lambda name: "file")
     found = quick(images, path, options if given else changed(options, weights=None))
     assert (found.left.rows, found.left.files, found.speed, found.memory) == (0, 0, None, None)
     assert found.size.expected_bytes == open_store(path).num_bytes
