@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from activault.store import (
     ImageSourceError,
     Outcome,
@@ -125,7 +127,7 @@ def extract(
     ) as writer:
         shards = writer.unfinished if choose is None else choose(writer)
         began = None if choose is not None else open_store(store)
-        budget = _budget(source, order, options, began)
+        budget = _budget(source, order, options, began, shards)
         stalls = capture(
             writer,
             backbone,
@@ -143,10 +145,22 @@ def extract(
     return summarise(open_store(store), budget.num_seen, stalls, start)
 
 
-def _budget(source: ImageSource, order: Rows, options: ExtractOptions, store: Store | None) -> ErrorBudget:
-    """What is left of the error budget; of a store that is repaired nothing is known yet."""
+def _budget(
+    source: ImageSource,
+    order: Rows,
+    options: ExtractOptions,
+    store: Store | None,
+    shards: Sequence[int] = (),
+) -> ErrorBudget:
+    """What is left of the error budget; of a store that is repaired nothing is known yet.
+
+    Bad rows of `shards` that are computed again, since files of theirs are lost, count when they are found.
+    """
     allowed = parse_budget(options.max_bad, len(order))
-    num_before = 0 if store is None else store.num_bad
+    num_before = 0
+    if store is not None:
+        bad = np.setdiff1d(store.finished_rows, store.valid_rows, assume_unique=True)
+        num_before = int((~np.isin(bad // store.manifest.shard_rows, shards)).sum())
     budget = ErrorBudget(allowed, lambda row: source.keys[order[row]], num_before, source.faults)
     budget.check()
     return budget
@@ -192,6 +206,7 @@ def _planned(
             layout=planned_layout(backbone, options),
             seed=options.seed,
             workers=workers,
+            arithmetic=options.arithmetic,
         )
 
     def save(folder: Path) -> None:
