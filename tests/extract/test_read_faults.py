@@ -63,7 +63,5 @@ def test_a_fault_of_the_place_or_the_process_ends_the_run(
 ) -> None:
     fail(monkeypatch, name)
     reason = os.strerror(getattr(errno, name))
-    with pytest.raises(
-        ImageSourceError, match=rf"photos cannot be read, .* \({reason}\); mend that"
-    ):
+    with pytest.raises(ImageSourceError, match=rf"photos cannot be read, .* \({reason}\); mend that"):
         source.read(1)
