@@ -16,6 +16,8 @@ from activault.store.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .backbone import Backbone, load_backbone, load_teacher, save_teacher
+    from .estimates import Estimate, estimate
+    from .growth import GrowthSummary, append, extend
     from .images import ImageFolder
     from .listing import ImageSource
     from .mending import repair
@@ -25,9 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "extract",
+    "append",
+    "extend",
     "repair",
+    "estimate",
+    "Estimate",
     "ExtractOptions",
     "ExtractSummary",
+    "GrowthSummary",
     "ImageFolder",
     "ImageSource",
     "SourceOptions",
@@ -40,6 +47,8 @@ __all__ = [
 
 _HOMES = {
     "backbone": ("Backbone", "load_backbone", "load_teacher", "save_teacher"),
+    "estimates": ("Estimate", "estimate"),
+    "growth": ("GrowthSummary", "append", "extend"),
     "images": ("ImageFolder",),
     "listing": ("ImageSource",),
     "mending": ("repair",),

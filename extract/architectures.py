@@ -10,8 +10,10 @@ works.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
+from functools import lru_cache
 from typing import Any, Final
 
 import timm
@@ -38,6 +40,7 @@ __all__ = [
     "from_hub",
     "license_of",
     "num_heads_of",
+    "outline",
     "rotary_tables",
     "teacher_rules",
 ]
@@ -115,6 +118,17 @@ def build(architecture: str, image_size: tuple[int, int] | None = None, activati
 
     Raises:
         ConfigError: the activation is not one that a plain MLP can be given.
+    """
+    return copy.deepcopy(outline(architecture, image_size, activation))
+
+
+@lru_cache(maxsize=8)
+def outline(
+    architecture: str, image_size: tuple[int, int] | None = None, activation: str | None = None
+) -> Vit:
+    """The same to look at, not to change: made once, as timm draws random weights also without memory.
+
+    Raises as `build`.
     """
     options: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
     with torch.device("meta"):

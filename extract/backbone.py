@@ -13,7 +13,7 @@ Which of timm's models these are stands in `architectures.py`, how files of othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -37,6 +37,7 @@ from .architectures import (
     from_hub,
     license_of,
     num_heads_of,
+    outline,
     rotary_tables,
     teacher_rules,
 )
@@ -47,6 +48,8 @@ from .teacher_files import TeacherFiles, read_teacher, write_teacher
 from .weights import DEMO_ARCHITECTURE, DEMO_SOURCE, assign, demo_tensors, hub_source, tensors_sha256
 
 __all__ = ["Backbone", "load_backbone", "load_teacher", "save_teacher"]
+
+_Blocks = Sequence[Callable[[Tensor], Tensor]]
 
 
 class Backbone(nn.Module):
@@ -115,8 +118,13 @@ class Backbone(nn.Module):
 
     @property
     def norm(self) -> nn.Module:
-        """The final norm, for whoever reads out; an identity where timm pools before it normalises."""
-        return cast(nn.Module, self.vit.norm)
+        """The final norm, for whoever reads out: of (B, tokens, dim), token by token.
+
+        It is timm's `norm`; where timm pools before it normalises, as in EVA-02, that is an identity and the
+        weights' own norm is `fc_norm`, which is the one that the makers' pre-training puts on every token.
+        """
+        pooled_first = isinstance(self.vit.norm, nn.Identity)
+        return cast(nn.Module, self.vit.fc_norm if pooled_first else self.vit.norm)
 
     def prepare(self, pixels: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch 3 height width"]:
         """Pixels in 0-255 as the teacher's float32 input, on this module's device."""
@@ -129,19 +137,20 @@ class Backbone(nn.Module):
         return cast(Tensor, self.vit.norm_pre(embedded(self.vit, images)[0]))
 
     def layers(
-        self, images: Float[Tensor, "batch 3 height width"], layers: Collection[int]
+        self, images: Float[Tensor, "batch 3 height width"], layers: Collection[int], blocks: _Blocks = ()
     ) -> Iterator[tuple[int, Float[Tensor, "batch token dim"]]]:
         """The asked layers in ascending order, each as soon as it is computed; no block runs after the last.
+        `blocks` compute instead of the teacher's own, such as compiled ones.
 
         Raises:
             ConfigError: a layer is not in 0 to `num_blocks`.
         """
         if outside := sorted(set(layers) - set(range(self.num_blocks + 1))):
             raise ConfigError(f"layers of {self.info.name} are 0-{self.num_blocks}; got {outside}")
-        return self._layers(images, set(layers))
+        return self._layers(images, set(layers), blocks or tuple(self.blocks))
 
-    def _layers(self, images: Tensor, wanted: set[int]) -> Iterator[tuple[int, Tensor]]:
-        tokens, blocks = self.embed(images), self.blocks
+    def _layers(self, images: Tensor, wanted: set[int], blocks: _Blocks) -> Iterator[tuple[int, Tensor]]:
+        tokens = self.embed(images)
         if 0 in wanted:
             yield 0, tokens
         for layer in range(1, max(wanted, default=0) + 1):
@@ -204,7 +213,7 @@ def load_backbone(
     if weights is not None and random_seed is not None:
         raise ConfigError("give either a weights file or a random seed, not both")
     architecture = architecture_of(DEMO_ARCHITECTURE if name == "demo" else name)
-    size = checked_size(image_size, tuple(build(architecture).patch_embed.patch_size))
+    size = checked_size(image_size, tuple(outline(architecture).patch_embed.patch_size))
     if request is not None and resize is not None:
         raise ConfigError("a resize is said once: beside the request or in it")
     request = request or PreprocessingRequest(resize=resize)
@@ -283,7 +292,7 @@ def _given(info: TeacherInfo, architecture: str, weights: Path | None, folder: P
     if weights is None:
         raise WeightsError(
             f"the store was made without its teacher's weights, so {folder} has none; give those of {wanted} "
-            "with load_teacher(folder, weights=FILE)"
+            "with --weights, or load_teacher(folder, weights=FILE)"
         )
     vit = fitted_from(architecture, weights)
     if (found := tensors_sha256(vit.state_dict())) != info.weights_sha256:

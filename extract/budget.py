@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,6 +65,7 @@ class ErrorBudget:
     ) -> None:
         self._budget, self._key_of, self._before, self._faults = budget, key_of, num_before, faults
         self._bad: dict[int, Outcome] = {}
+        self._others: dict[int, Outcome] = {}
         self._num_seen = 0
         self._lock = threading.Lock()
 
@@ -89,10 +90,25 @@ class ErrorBudget:
                 self._bad.setdefault(row, outcome)
                 self._refuse()
 
+    def learn(self, found: Iterable[tuple[int, Outcome]]) -> None:
+        """Count bad rows of other workers; those that this one has found itself count once.
+
+        Raises:
+            ImageSourceError: the budget is spent.
+        """
+        with self._lock:
+            self._others |= dict(found)
+            self._refuse()
+
+    @property
+    def num_seen(self) -> int:
+        """Rows that were counted by `add`, good ones too."""
+        return self._num_seen
+
     def _refuse(self) -> None:
         if self._budget.is_endless:
             return
-        num_bad = self._before + len(self._faults) + len(self._bad)
+        num_bad = self._before + len(self._faults) + len(self._bad.keys() | self._others.keys())
         if num_bad > self._budget.most:
             raise ImageSourceError(
                 f"{num_bad} images are bad, and max_bad allows {self._budget.most} "
@@ -107,11 +123,12 @@ class ErrorBudget:
 
     def _reasons(self) -> str:
         """Counts by status, and the first rows with theirs."""
+        bad = self._others | self._bad
         first = [
             f"{self._key_of(row)} ({outcome.status}: {outcome.reason})"
-            for row, outcome in sorted(self._bad.items())[:_TOLD]
+            for row, outcome in sorted(bad.items())[:_TOLD]
         ]
-        told = [_counted(Counter(outcome.status for outcome in self._bad.values()))] if self._bad else []
+        told = [_counted(Counter(outcome.status for outcome in bad.values()))] if bad else []
         if self._before:
             told.append(f"{self._before} in shards that were finished before")
         return "; ".join([*told, *self._faults[:_TOLD], *(["first " + ", ".join(first)] if first else [])])

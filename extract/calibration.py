@@ -48,6 +48,7 @@ def calibrate(
     layout: TokenLayout,
     seed: int,
     workers: int,
+    most_rows: int = CALIBRATION_ROWS,
 ) -> tuple[Quantisation, ...]:
     """One quantisation a layer, ascending; rows whose image is bad are passed over for others.
 
@@ -59,6 +60,7 @@ def calibrate(
         layout: tokens that are kept.
         seed: of the choice of rows.
         workers: decoding threads.
+        most_rows: to calibrate from; fewer than a store's own are for estimates.
 
     Raises:
         ImageSourceError: none of the images can be decoded.
@@ -67,7 +69,7 @@ def calibrate(
     """
     moments = {layer: PatchMoments(backbone.dim) for layer in sorted(layers)}
     rows = np.random.default_rng([_STREAM, seed]).permutation(num_rows)
-    images = islice(_good(decode, rows, workers), CALIBRATION_ROWS)
+    images = islice(_good(decode, rows, workers), most_rows)
     with quiet_decoders(), exact_arithmetic(), torch.inference_mode():
         while batch := list(islice(images, _BATCH)):
             _add(backbone, np.stack(batch), layout, moments)

@@ -10,7 +10,6 @@ archivers' leftovers such as `._photo.jpg`), as are files whose extension is not
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,12 +21,9 @@ from activault.store.errors import ImageSourceError
 from activault.store.provenance import SourceInfo
 
 from .decode import EXTENSIONS, BadImage
-from .listing import Listed, fingerprint_of, folder_split, label_of, reopened
+from .listing import Listed, fingerprint_of, folder_split, label_of, reopened, unreadable
 
 __all__ = ["ImageFolder"]
-
-# A place that has gone away: every further row would be bad as well, and good again tomorrow.
-_GONE = {errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT}
 
 
 class ImageFolder(Listed):
@@ -79,12 +75,7 @@ class ImageFolder(Listed):
         try:
             return (self.path / self._odd.get(row, self.keys[row])).read_bytes()
         except OSError as exc:
-            if exc.errno in _GONE or not self.path.is_dir():
-                raise ImageSourceError(
-                    f"the folder {self.path} is gone ({exc.strerror}); bring it back, then run the same "
-                    "command again: finished shards are kept"
-                ) from exc
-            return BadImage(status="unreadable", reason=f"the file cannot be read ({type(exc).__name__})")
+            return unreadable(exc, self.path)
 
 
 def _labels(keys: list[str]) -> list[str | None]:

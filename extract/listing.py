@@ -10,11 +10,13 @@ is opened again there by its path.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -36,6 +38,7 @@ __all__ = [
     "label_of",
     "reopened",
     "split_word",
+    "unreadable",
     "with_splits",
 ]
 
@@ -48,6 +51,19 @@ _SPLITS: Final = {"train": "train", "test": "test"} | dict.fromkeys(
     ("val", "valid", "validation"), "validation"
 )
 _WORDS: Final = re.compile(r"[A-Za-z]+")
+_OF_AN_IMAGE: Final = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+    }
+)
+"""Errors of one file. Any other is of its disk, its mount or this process, and the file is good tomorrow."""
 
 
 @runtime_checkable
@@ -125,6 +141,27 @@ class Listed:
 
     def _own_column(self, name: str) -> Column:
         raise NotImplementedError
+
+
+def unreadable(exc: OSError, folder: Path) -> BadImage:
+    """The bad row of a file below `folder` that could not be read.
+
+    Raises:
+        ImageSourceError: that is no fault of the file: the folder is gone, the disk does not answer, this
+            process has too many files open. Every further row would be bad as well, and for ever.
+    """
+    reason = exc.strerror or str(exc)
+    if not os.path.isdir(folder):  # noqa: PTH112  (False whatever the mount says, where Path may raise)
+        raise ImageSourceError(
+            f"the folder {folder} is gone ({reason}); bring it back, then run the same command again: "
+            "finished shards are kept"
+        ) from exc
+    if exc.errno not in _OF_AN_IMAGE:
+        raise ImageSourceError(
+            f"an image in {folder} cannot be read, which is no fault of its own ({reason}); mend that, then "
+            "run the same command again: finished shards are kept"
+        ) from exc
+    return BadImage(status="unreadable", reason=f"the file cannot be read ({type(exc).__name__})")
 
 
 def reopened(kind: Callable[..., Kind], arguments: tuple[Any, ...], fingerprint: str) -> Kind:

@@ -10,14 +10,19 @@ from activault.store.errors import ConfigError
 __all__ = ["choose_device", "memory_bytes"]
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """The device of a name; `auto` is the first there is of cuda, mps and cpu.
+
+    Of several GPUs `auto` takes the one of this worker's rank on the machine, in turn.
 
     Raises:
         ConfigError: there is no such device here.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "mps" if torch.backends.mps.is_available() else "cpu"
+        if torch.cuda.is_available():
+            count = torch.cuda.device_count()
+            name = f"cuda:{local_rank % count}" if count > 1 else "cuda"
     try:
         device = torch.device(name)
     except RuntimeError as exc:

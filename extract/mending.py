@@ -10,14 +10,17 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from activault.store import Manifest, StoreWriter, create_store, open_store
+from activault.store import ConfigError, Manifest, create_store, open_store
+from activault.store.places import as_place
 from activault.store.repair import checked_root, forget_shards, rebuild, rebuild_samples
 from activault.store.repair_plan import RepairPlan
+from activault.store.writing import ShardWriter
 
 from .capture import Progress, StallTimes
 from .listing import ImageSource
+from .matching import Planned, refuse_other_request
 from .options import ExtractOptions
-from .planning import Planned, plan_table, refuse_other_request, row_order
+from .planning import plan_table, row_order
 from .run import ExtractSummary, extract, summarise
 from .sources import opened
 
@@ -26,7 +29,7 @@ __all__ = ["repair"]
 
 def repair(
     images: Path | str | ImageSource,
-    store: Path,
+    store: Path | str,
     options: ExtractOptions,
     plan: RepairPlan,
     progress: Progress | None = None,
@@ -45,14 +48,20 @@ def repair(
         progress: called in this thread with rows done and rows in all.
 
     Raises:
+        ConfigError: the store is in a bucket.
         StoreMismatchError: the plan, the images or the request are another store's.
         StoreError: see `extract`.
     """
-    start = time.perf_counter()
+    start, store = time.perf_counter(), as_place(store)
+    if not isinstance(store, Path):
+        raise ConfigError(
+            f"a repair plan is carried out in a folder of this machine; got {store}; without one, `extract` "
+            "puts again what a store in a bucket has lost"
+        )
     root = checked_root(store, plan)
     if plan.needs_images:
 
-        def choose(writer: StoreWriter) -> list[int]:
+        def choose(writer: ShardWriter) -> list[int]:
             rebuild(store, plan)
             rebuild_samples(store, plan, writer.samples)
             return forget_shards(store, plan)

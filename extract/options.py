@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from activault.store import ConfigError, StoredDtype
+from activault.store.leases import LEASE, MOST_LEASE
 from activault.store.manifest import Compression
 
+from .arithmetic import Arithmetic, Autocast
 from .budget import parse_budget
 from .decode import MAX_PIXELS, Orientation
 from .order import parse_condition
@@ -93,21 +95,39 @@ class ExtractOptions:
     """Pixels above which an image is a bad row instead of being decoded."""
     max_bad: str = "5%"
     """Bad rows above which the run stops: a number, or a share of all rows (at least 10 of them)."""
-    batch_size: int = 64
-    """Images a forward pass."""
+    autocast: Autocast = "off"
+    """What the teacher's blocks compute in: exact float32, or a 16-bit type where torch deems it safe."""
+    compile: bool = False
+    """Whether the blocks go through `torch.compile`."""
+    batch_invariant: bool = False
+    """Whether no value may depend on the batch size, the rows a shard, and the other images of a batch."""
+    batch_size: int | Literal["auto"] = 64
+    """Images a forward pass, on a CPU the most of them; `auto` finds how many are fastest."""
     workers: int | None = None
     """Decoding threads; None is one a core."""
     device: str = "auto"
     """`auto` (the first there is of cuda, mps, cpu), or a torch device."""
+    rank: int = 0
+    """This worker's place among `world`: which shards it asks for first, and no more (see `workers`)."""
+    world: int = 1
+    """Workers on this store."""
+    lease: float = LEASE
+    """Seconds without a sign of life after which a worker's shards are taken over by others."""
 
     def __post_init__(self) -> None:
-        counts = {"batch_size": self.batch_size, "workers": self.workers, "shard_rows": self.shard_rows}
+        counts = {"workers": self.workers, "shard_rows": self.shard_rows}
+        if self.batch_size != "auto":
+            counts["batch_size"] = self.batch_size
         for name, count in (counts | {"limit": self.limit, "max_pixels": self.max_pixels}).items():
             if count is not None and count < 1:
                 raise ConfigError(f"{name} is at least 1; got {count}")
         _ = self.request
         if self.seed < 0:
             raise ConfigError(f"seed is at least 0; got {self.seed}")
+        if not 0 <= self.rank < self.world:
+            raise ConfigError(f"a rank is among 0 to world - 1; got rank {self.rank} of world {self.world}")
+        if not 1 <= self.lease <= MOST_LEASE:
+            raise ConfigError(f"a lease is from 1 to {MOST_LEASE:,} seconds; got {self.lease:g}")
         if self.dtype == "bfloat16" and self.compression == "none":
             raise ConfigError(
                 "bfloat16 takes 4 bytes a value without compression; choose float16, or compression blosc"
@@ -115,6 +135,11 @@ class ExtractOptions:
         parse_budget(self.max_bad, 1)
         for condition in self.where:
             parse_condition(condition)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What the teacher computes in."""
+        return Arithmetic(autocast=self.autocast, compile=self.compile, batch_invariant=self.batch_invariant)
 
     @property
     def request(self) -> PreprocessingRequest:

@@ -12,6 +12,7 @@ column `split` is the split. Values are text as they stand: `007` is not 7.
 from __future__ import annotations
 
 import csv
+import errno
 import os
 import re
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from .listing import (
     label_of,
     reopened,
     split_word,
+    unreadable,
     with_splits,
 )
 from .options import SourceOptions
@@ -163,19 +165,18 @@ class PathTable(Listed):
 
     def read(self, row: int) -> bytes | BadImage:
         """The bytes of one file; may be called from several threads."""
-        path = self._paths[row]
+        path, folder = self._paths[row], self._root.folder
         try:
             return self._root.read(path, _MOST_IMAGE)
         except FileNotFoundError:
-            if self._root.folder is not None and not self._root.folder.is_dir():
-                raise ImageSourceError(
-                    f"the folder {self._root.where} is gone; bring it back, then run the same command again: "
-                    "finished shards are kept"
-                ) from None
+            if folder is not None:
+                unreadable(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), folder)
             return BadImage(status="unreadable", reason="there is no such file")
         except StoreError as exc:
-            if self._root.folder is None:
+            if folder is None:
                 raise ImageSourceError(f"{exc}; finished shards are kept") from exc
+            if isinstance(exc.__cause__, OSError):
+                return unreadable(exc.__cause__, folder)
             return BadImage(status="unreadable", reason=f"the file cannot be read ({type(exc).__name__})")
 
 

@@ -1,4 +1,4 @@
-"""What a request means as a store: its manifest, the order of its rows, and whether a store is of it.
+"""What a request means as a store: its manifest, its tokens and the order of its rows.
 
 A source of images, a teacher and `ExtractOptions` in, the manifest out; what a store that is there has
 decided (its grid, the steps of int8, licence and citation) is kept.
@@ -6,131 +6,34 @@ decided (its grid, the steps of int8, licence and citation) is kept.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
 from activault.store import (
     ConfigError,
     Manifest,
-    Store,
-    StoreMismatchError,
     TokenKind,
     TokenLayout,
     choose_grid,
     parse_kinds,
-    parse_layers,
     plan_samples,
 )
-from activault.store.creation import is_free
 from activault.store.grid import SHARD_BUFFER_BYTES
 from activault.store.manifest import Detail, Quantisation
-from activault.store.provenance import Preprocessing
-from activault.store.root import read_root
-from activault.store.storage import Folder
 
-from .architectures import activation_of, build, teacher_rules
+from .architectures import activation_of, outline
 from .backbone import Backbone
 from .listing import ImageSource
 from .machine import memory_bytes
+from .matching import Planned, asked, choice_details, mismatch, refuse_other_choice, row_seed
 from .options import ExtractOptions
-from .order import Rows, chosen_rows, selection_details
-from .preprocess import plan_preprocessing
-from .tokens import KeptPatches, parse_patches
-from .weights import DEMO_ARCHITECTURE, DEMO_SHA256, DEMO_SOURCE, hub_source
+from .order import Rows, chosen_rows
+from .tokens import parse_patches
 
-__all__ = [
-    "Planned",
-    "plan_manifest",
-    "plan_table",
-    "planned_at",
-    "planned_layout",
-    "refuse_other_request",
-    "row_order",
-]
+__all__ = ["plan_manifest", "plan_table", "planned_layout", "row_order"]
 
 Calibrate = Callable[[tuple[int, ...]], tuple[Quantisation, ...]]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A store that is there, as far as a request is held against it."""
-
-    path: str
-    """For messages."""
-    manifest: Manifest
-
-
-def planned_at(path: Path) -> Planned | None:
-    """What is planned at `path`; None where a store may be planned anew.
-
-    Its own `zarr.json` alone is read: what else is damaged does not matter here.
-
-    Raises:
-        NotAStoreError: something else is there.
-        CorruptStoreError: its `zarr.json` was altered.
-    """
-    return None if is_free(path) else Planned(str(path), read_root(Folder(path)).manifest)
-
-
-def refuse_other_request(
-    there: Planned | Store,
-    source: ImageSource,
-    order: Rows,
-    options: ExtractOptions,
-    *,
-    repairing: bool = False,
-) -> None:
-    """Compare a finished store with the request, without the teacher.
-
-    Versions of timm and torch are left out: they say how it was made, and it is made. A store that is to be
-    repaired may be a part of what is asked for.
-    """
-    has = there.manifest
-    if has.teacher.name != options.teacher:
-        raise _mismatch(there, "teacher", has.teacher.name, options.teacher)
-    layers, kinds = _asked(options, has.teacher.num_blocks, has.layout, has if repairing else None)
-    demo = options.teacher == "demo"
-    patches = parse_patches(options.patches, has.layout.grid, options.seed)
-    wanted: dict[str, tuple[object, object]] = {
-        "weights": (has.teacher.weights, DEMO_SOURCE if demo else hub_source(options.teacher)),
-        "weights_sha256": (has.teacher.weights_sha256, DEMO_SHA256 if demo else has.teacher.weights_sha256),
-        **_preprocessing_pairs(has.preprocessing, options),
-        "layers": (has.layers, layers),
-        "tokens": (has.kinds, kinds),
-        "patches": (_spoken_patches(has.layout.kept_patches), _spoken_patches(patches)),
-        "dtype": (has.dtype, options.dtype),
-        "compression": (has.compression, options.compression),
-        "license": (has.license, has.license if options.license is None else options.license),
-        "citation": (has.citation, has.citation if options.citation is None else options.citation),
-        "shard_rows": (has.shard_rows, options.shard_rows or has.shard_rows),
-        "seed": (has.row_seed, _row_seed(options)),
-        "source": (has.source, source.info),
-    }
-    wanted["rows"] = (has.num_rows, len(order))
-    _refuse_other_choice(there, options)
-    for field, (old, new) in wanted.items():
-        if old != new:
-            raise _mismatch(there, field, old, new)
-
-
-def _preprocessing_pairs(
-    has: Preprocessing | None, options: ExtractOptions
-) -> dict[str, tuple[object, object]]:
-    """Each field of the preprocessing, there and as it would be planned now."""
-    rules = teacher_rules(DEMO_ARCHITECTURE if options.teacher == "demo" else options.teacher)
-    wanted = plan_preprocessing(options.input_size, rules, options.request)
-    return {name: (getattr(has, name, None), value) for name, value in wanted}
-
-
-def _spoken_patches(kept: KeptPatches) -> str:
-    """`all`, `mean`, or how many places, and which by a short hash."""
-    if not isinstance(kept, tuple):
-        return kept or "all"
-    return f"{len(kept)} places ({hashlib.sha256(repr(kept).encode()).hexdigest()[:8]})"
 
 
 def planned_layout(backbone: Backbone, options: ExtractOptions) -> TokenLayout:
@@ -148,30 +51,10 @@ def planned_layout(backbone: Backbone, options: ExtractOptions) -> TokenLayout:
     return TokenLayout.model_validate(layout.model_dump() | {"kept_patches": kept})
 
 
-def _refuse_other_choice(there: Planned | Store, options: ExtractOptions) -> None:
-    """First what was asked for, since other numbers of rows follow from it."""
-    has = dict(there.manifest.details)
-    for name, value in ({"where": None, "split": None} | _details(options)).items():
-        if has.get(name) != value:
-            raise _mismatch(there, name, has.get(name), value)
-
-
-def _asked(
-    options: ExtractOptions, num_blocks: int, layout: TokenLayout, repaired: Manifest | None
-) -> tuple[tuple[int, ...], tuple[TokenKind, ...]]:
-    """Layers and kinds of a request, or those of a store that is repaired, if it holds some of them alone."""
-    layers = parse_layers(options.layers, range(num_blocks + 1))
-    kinds = parse_kinds(options.tokens, layout)
-    if repaired is not None:
-        layers = repaired.layers if set(repaired.layers) <= set(layers) else layers
-        kinds = repaired.kinds if set(repaired.kinds) <= set(kinds) else kinds
-    return layers, kinds
-
-
 def row_order(source: ImageSource, options: ExtractOptions) -> Rows:
     """Places in the source by row."""
     return chosen_rows(
-        source, seed=_row_seed(options), limit=options.limit, where=options.where, split=options.split
+        source, seed=row_seed(options), limit=options.limit, where=options.where, split=options.split
     )
 
 
@@ -181,18 +64,9 @@ def plan_table(source: ImageSource, order: Rows) -> pa.Table:
     return plan_samples(keys, labels, source.info.name)
 
 
-def _row_seed(options: ExtractOptions) -> int | None:
-    return options.seed if options.order == "shuffled" else None
-
-
-def _details(options: ExtractOptions) -> dict[str, Detail]:
-    """What the manifest has no field for."""
-    return {"max_pixels": options.max_pixels, **selection_details(options.where, options.split)}
-
-
 def _teacher_details(backbone: Backbone) -> dict[str, Detail]:
     """What timm's name of the architecture does not say."""
-    own = activation_of(build(backbone.info.architecture))
+    own = activation_of(outline(backbone.info.architecture))
     activation = activation_of(backbone.vit)
     return {} if activation == own else {"activation": activation}
 
@@ -226,9 +100,9 @@ def plan_manifest(
     there = existing()
     part = there.manifest if there is not None and repairing else None
     if there is not None:
-        _refuse_other_choice(there, options)
+        refuse_other_choice(there, options)
     layout = planned_layout(backbone, options)
-    layers, kinds = _asked(options, backbone.num_blocks, layout, part)
+    layers, kinds = asked(options, backbone.num_blocks, layout, part)
     grid = _grid(num_rows, len(layers), kinds, layout, backbone.dim, options, there)
     if part is not None and part.dtype == options.dtype and part.layers == layers:
         quantisation = part.quantisation  # also where patches are left out
@@ -250,11 +124,11 @@ def plan_manifest(
         teacher=backbone.info,
         preprocessing=backbone.preprocessing,
         source=source.info,
-        row_seed=_row_seed(options),
+        row_seed=row_seed(options),
         shards=None if part is None else part.shards,
         license=told["license"] if options.license is None else options.license,
         citation=told["citation"] if options.citation is None else options.citation,
-        details=tuple(sorted((_details(options) | _teacher_details(backbone)).items())),
+        details=tuple(sorted((choice_details(options) | _teacher_details(backbone)).items())),
     )
 
 
@@ -278,8 +152,11 @@ def _grid(
         dim=dim,
         dtype=options.dtype,
         shard_rows=options.shard_rows,
-        # Two buffers are alive at once, beside what the writer and the teacher need.
-        buffer_bytes=min(SHARD_BUFFER_BYTES, memory_bytes() // 8),
+        # Two buffers are alive at once, beside what the writer and the teacher need: a quarter of the memory
+        # at most, or half of it for whoever asks for more rows a shard, to have fewer files.
+        buffer_bytes=memory_bytes() // 4
+        if options.shard_rows is not None
+        else min(SHARD_BUFFER_BYTES, memory_bytes() // 8),
     )
 
 
@@ -308,12 +185,5 @@ def _steps_there(there: Planned | None, layers: tuple[int, ...]) -> tuple[Quanti
     has = there.manifest
     for field, old, new in (("dtype", has.dtype, "int8"), ("layers", has.layers, layers)):
         if old != new:
-            raise _mismatch(there, field, old, new)
+            raise mismatch(there, field, old, new)
     return has.quantisation
-
-
-def _mismatch(there: Planned | Store, field: str, old: object, new: object) -> StoreMismatchError:
-    return StoreMismatchError(
-        f"{there.path} was planned differently: {field} is {old!r} there and {new!r} here; "
-        "choose another path, or ask for what is there"
-    )

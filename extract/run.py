@@ -1,6 +1,6 @@
 """Extraction as a whole: plan, capture what is unfinished, complete.
 
-In: images (`sources.py`), the path of a store, `ExtractOptions`. Out: the finished store, `ExtractSummary`.
+In: images (`sources.py`), a store's path or URL, `ExtractOptions`. Out: the finished store, `ExtractSummary`.
 
     extract(Path("photos"), Path("photos.zarr"), ExtractOptions(teacher="demo", image_size=98))
 
@@ -17,17 +17,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from activault.store import (
     ImageSourceError,
     Outcome,
     Store,
-    StoreWriter,
-    create_store,
+    StoreMismatchError,
     open_store,
 )
 from activault.store.cores import num_cores
-from activault.store.creation import is_free
+from activault.store.growing_join import finish_join
 from activault.store.manifest import Quantisation
+from activault.store.places import as_place
+from activault.store.writers import create_writer, is_free
+from activault.store.writing import ShardWriter
 
 from .backbone import Backbone, load_backbone, save_teacher
 from .budget import ErrorBudget, parse_budget
@@ -36,20 +40,16 @@ from .capture import Decoded, Progress, StallTimes, capture, without_pixels
 from .decode import BadImage, decode_image
 from .listing import ImageSource
 from .machine import choose_device
+from .matching import planned_at, refuse_other_request
 from .options import ExtractOptions
 from .order import Rows
-from .planning import (
-    plan_manifest,
-    plan_table,
-    planned_at,
-    planned_layout,
-    refuse_other_request,
-    row_order,
-)
+from .others import Others
+from .planning import plan_manifest, plan_table, planned_layout, row_order
 from .preprocess import to_pixels
 from .sources import opened
+from .workers import own_first
 
-__all__ = ["ExtractOptions", "ExtractSummary", "extract", "summarise"]
+__all__ = ["ExtractOptions", "ExtractSummary", "counted", "extract", "row_decoder", "summarise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,23 +68,33 @@ class ExtractSummary:
     seconds: float
     """Of this run, from planning to completion."""
     stalls: dict[str, float]
-    """Share of the capture's time spent waiting for `decode`, in `compute`, and waiting for `write`."""
+    """Share of the time that was waited for each part: `decode`, `compute`, `copy`, `write`."""
+    work: dict[str, float]
+    """Each part's share of what processors (and a GPU) did."""
+    batch_size: int
+    """Images of a forward; 0 if nothing was computed."""
+    batch_rates: dict[int, float]
+    """Images a second by size of a forward, where the batch size was `auto`."""
+    peak_host_bytes: int | None
+    """Most memory of this process from its start; None if nothing was computed, or nobody counts it."""
+    peak_device_bytes: int | None
+    """Most memory of the teacher's device; None on a CPU."""
     digest: str
 
 
 def extract(
     images: Path | str | ImageSource,
-    store: Path,
+    store: Path | str,
     options: ExtractOptions,
     progress: Progress | None = None,
-    choose: Callable[[StoreWriter], Sequence[int]] | None = None,
+    choose: Callable[[ShardWriter], Sequence[int]] | None = None,
 ) -> ExtractSummary:
     """Plan the store or go on with it, compute the shards that are not finished, and complete it.
 
     Args:
         images: a folder of images, tars, Parquet files or a table of paths (see `sources.open_source`), or
             what that has opened.
-        store: where the store is or will be.
+        store: where the store is or will be: a path, or `s3://bucket/prefix`.
         options: the request; a store that was planned from another one is not touched.
         progress: called in this thread with rows done and rows in all.
         choose: which shards of a store that is repaired to compute, asked when the request is known to be the
@@ -98,7 +108,7 @@ def extract(
         NotAStoreError, StoreMismatchError: `store` is something else, or another request's.
         StoreError: the disk is full or gone, or the teacher gave NaN; finished shards are kept.
     """
-    start = time.perf_counter()
+    start, store = time.perf_counter(), as_place(store)
     device = choose_device(options.device)
     source = opened(images, options.source)
     order = row_order(source, options)
@@ -109,41 +119,54 @@ def extract(
     backbone = load_backbone(
         options.teacher, weights=options.weights, image_size=options.image_size, request=options.request
     )
-    decode = _decoder(source, order, backbone, options)
+    decode = row_decoder(source, order, backbone, options)
     backbone = backbone.to(device)
     workers = options.workers or num_cores()
     with _planned(
         source, order, backbone, store, options, decode, workers, repairing=choose is not None
     ) as writer:
         shards = writer.unfinished if choose is None else choose(writer)
-        num_new = sum(len(writer.manifest.shard_range(shard)) for shard in shards)
-        budget = _budget(source, order, options, store if choose is None else None)
+        began = None if choose is not None else open_store(store)
+        budget = _budget(source, order, options, began, shards)
         stalls = capture(
             writer,
             backbone,
-            _counted(decode, budget),
+            counted(decode, budget),
             batch_size=options.batch_size,
             workers=workers,
-            progress=progress,
-            shards=shards,
+            progress=progress if began is None else Others(began, store, budget, progress),
+            shards=own_first(shards, options.rank, options.world),
+            arithmetic=options.arithmetic,
         )
         if choose is None or not writer.unfinished:
-            _refuse_all_bad(open_store(store))
-            _budget(source, order, options, store)  # others may have spent it together
+            _refuse_all_bad(finished := open_store(store))
+            _budget(source, order, options, finished)  # others may have spent it together
             writer.complete()
-    return summarise(open_store(store), num_new, stalls, start)
+    return summarise(open_store(store), budget.num_seen, stalls, start)
 
 
-def _budget(source: ImageSource, order: Rows, options: ExtractOptions, store: Path | None) -> ErrorBudget:
-    """What is left of the error budget; of a store that is repaired nothing is known yet."""
-    num_before = 0 if store is None else open_store(store).num_bad
+def _budget(
+    source: ImageSource,
+    order: Rows,
+    options: ExtractOptions,
+    store: Store | None,
+    shards: Sequence[int] = (),
+) -> ErrorBudget:
+    """What is left of the error budget; of a store that is repaired nothing is known yet.
+
+    Bad rows of `shards` that are computed again, since files of theirs are lost, count when they are found.
+    """
     allowed = parse_budget(options.max_bad, len(order))
+    num_before = 0
+    if store is not None:
+        bad = np.setdiff1d(store.finished_rows, store.valid_rows, assume_unique=True)
+        num_before = int((~np.isin(bad // store.manifest.shard_rows, shards)).sum())
     budget = ErrorBudget(allowed, lambda row: source.keys[order[row]], num_before, source.faults)
     budget.check()
     return budget
 
 
-def _counted(decode: Callable[[int], Decoded], budget: ErrorBudget) -> Callable[[int], Decoded]:
+def counted(decode: Callable[[int], Decoded], budget: ErrorBudget) -> Callable[[int], Decoded]:
     """`decode`, which stops the run where too many images are bad."""
 
     def counted(row: int) -> Decoded:
@@ -154,8 +177,10 @@ def _counted(decode: Callable[[int], Decoded], budget: ErrorBudget) -> Callable[
     return counted
 
 
-def _existing(path: Path) -> Store | None:
+def _existing(path: Path | str) -> Store | None:
     """The store that is there already; a path that is something else is refused before anything is loaded."""
+    if isinstance(path, Path):
+        finish_join(path)
     return None if is_free(path) else open_store(path)
 
 
@@ -163,13 +188,13 @@ def _planned(
     source: ImageSource,
     order: Rows,
     backbone: Backbone,
-    store: Path,
+    store: Path | str,
     options: ExtractOptions,
     decode: Callable[[int], Decoded],
     workers: int,
     *,
     repairing: bool,
-) -> StoreWriter:
+) -> ShardWriter:
     """The store as it is asked for, planned now or long ago."""
 
     def steps(layers: tuple[int, ...]) -> tuple[Quantisation, ...]:
@@ -181,19 +206,29 @@ def _planned(
             layout=planned_layout(backbone, options),
             seed=options.seed,
             workers=workers,
+            arithmetic=options.arithmetic,
         )
-
-    manifest = plan_manifest(
-        source, len(order), backbone, options, lambda: planned_at(store), steps, repairing=repairing
-    )
 
     def save(folder: Path) -> None:
         save_teacher(backbone, folder, weights=options.teacher_weights)
 
-    return create_store(store, manifest, plan_table(source, order), save)
+    def planned() -> ShardWriter:
+        manifest = plan_manifest(
+            source, len(order), backbone, options, lambda: planned_at(store), steps, repairing=repairing
+        )
+        return create_writer(store, manifest, plan_table(source, order), save, lease=options.lease)
+
+    was_there = not is_free(store)
+    try:
+        return planned()
+    except StoreMismatchError:
+        # Another worker may have planned it in the meantime, with the grid and the steps of its own machine.
+        if was_there:
+            raise
+        return planned()
 
 
-def _decoder(
+def row_decoder(
     source: ImageSource, order: Rows, backbone: Backbone, options: ExtractOptions
 ) -> Callable[[int], Decoded]:
     """A row's pixels, by its number."""
@@ -240,5 +275,10 @@ def summarise(store: Store, num_new: int, stalls: StallTimes, start: float) -> E
         float32_bytes=store.float32_bytes,
         seconds=time.perf_counter() - start,
         stalls=stalls.shares(),
+        work=stalls.work_shares(),
+        batch_size=stalls.num_images,
+        batch_rates=stalls.rates,
+        peak_host_bytes=stalls.peak_host_bytes,
+        peak_device_bytes=stalls.peak_device_bytes,
         digest=store.digest,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Final, Literal
 
@@ -31,6 +32,13 @@ Progress = Callable[[int, int], None]
 Kind = Literal["folder", "tar", "parquet", "table"]
 _PACKED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".7z", ".rar")
 _ENDINGS: Final[dict[str, Kind]] = {".tar": "tar", ".parquet": "parquet", ".csv": "table", ".tsv": "table"}
+_TAKES: Final[dict[Kind, frozenset[str]]] = {
+    "folder": frozenset(),
+    "tar": frozenset({"keys", "image_column", "label_column", "index"}),
+    "parquet": frozenset({"keys", "image_column", "key_column", "label_column"}),
+    "table": frozenset({"path_column", "key_column", "label_column", "image_root"}),
+}
+"""Which of the `SourceOptions` change anything, beside `kind`."""
 _IN_FOLDERS: Final[dict[str, Kind]] = {".tar": "tar", ".parquet": "parquet"}
 
 
@@ -47,10 +55,11 @@ def open_source(
 
     Raises:
         ImageSourceError: there is nothing, or nothing that is an image.
-        ConfigError: it may be two things, or options do not fit it.
+        ConfigError: it may be two things, or an option is said that its kind does not know.
     """
     options, text = options or SourceOptions(), os.fspath(images)
     kind = _kind_of(text, options) if options.kind == "auto" else options.kind
+    _refuse_unused(text, "folder" if isinstance(kind, ImageFolder) else kind, options)
     if isinstance(kind, ImageFolder):
         return kind
     if kind == "folder":
@@ -65,6 +74,27 @@ def open_source(
 def opened(images: Path | str | ImageSource, options: SourceOptions) -> ImageSource:
     """A source that is open already, or the one of a path."""
     return open_source(images, options) if isinstance(images, str | Path) else images
+
+
+def _refuse_unused(text: str, kind: Kind, options: SourceOptions) -> None:
+    """Refuse what would change nothing: whoever says it expects other rows, keys or labels."""
+    usual = SourceOptions(kind=options.kind)
+    unused = [
+        "--tar-index" if each.name == "index" else f"--{each.name.replace('_', '-')}"
+        for each in fields(SourceOptions)
+        if getattr(options, each.name) != getattr(usual, each.name) and each.name not in _TAKES[kind]
+    ]
+    if unused:
+        what = {"folder": "a folder of images", "tar": "tars", "parquet": "Parquet files with images"}
+        raise ConfigError(
+            f"{' and '.join(unused)} would change nothing for {what.get(kind, 'a table of paths')}, which is "
+            f"what {text} is taken for; leave it out, or say with --source what else it is"
+        )
+    if options.keys == "place" and options.key_column is not None:
+        raise ConfigError(
+            f"keys are places or of a column; got --keys place and --key-column {options.key_column}; leave "
+            "one of the two out"
+        )
 
 
 def _kind_of(text: str, options: SourceOptions) -> Kind | ImageFolder:

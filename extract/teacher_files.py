@@ -28,7 +28,7 @@ from .rotary import Pairs, RotaryTables
 from .weight_files import read_tensors
 from .weights import tensors_sha256
 
-__all__ = ["TeacherFiles", "read_teacher", "write_teacher"]
+__all__ = ["TeacherFiles", "read_teacher", "weights_left_out", "write_teacher"]
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
@@ -117,6 +117,14 @@ def read_teacher(folder: Path) -> TeacherFiles:
         activation=activation,
         rotary=None if tables is None else RotaryTables(sin=tables["sin"], cos=tables["cos"], pairs=pairs),
     )
+
+
+def weights_left_out(folder: Path) -> bool:
+    """Whether a store was made without its teacher's weights; what is damaged `read_teacher` tells."""
+    try:
+        return bool(json.loads((folder / CONFIG).read_text()).get("weights") == "left out")
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _checked(path: Path, sha256: str) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""Which patches of a layer a store keeps, and how they are taken out of it where the teacher runs.
+"""Which tokens of a layer a store keeps, and how they are taken out of it where the teacher runs.
 
     parse_patches("every:4", grid=(16, 16), seed=0)         the places 0, 4, 8 ... of the grid, row by row
-    kept_tokens(tokens (B, tokens, dim), layout)       ->   (B, kept tokens, dim), CLS and registers with them
+    kept_tokens(tokens (B, tokens, dim), layout, kinds)   ->   (B, kept tokens, dim), CLS and registers first
 
 `all` keeps every patch, `mean` their mean as one token, `every:N` each N-th place of the grid counted row by
 row, `random:N` N places drawn by the seed, the same for every image and layer.
@@ -10,6 +10,7 @@ row, `random:N` N places drawn by the seed, the same for every image and layer.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -19,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from activault.store.errors import ConfigError
-from activault.store.layout import TokenLayout
+from activault.store.layout import KINDS, TokenKind, TokenLayout
 
 __all__ = ["KeptPatches", "kept_tokens", "parse_patches"]
 
@@ -56,23 +57,44 @@ def parse_patches(text: str, grid: tuple[int, int], seed: int) -> KeptPatches:
 
 
 def kept_tokens(
-    tokens: Float[Tensor, "batch all_tokens dim"], layout: TokenLayout
+    tokens: Float[Tensor, "batch all_tokens dim"],
+    layout: TokenLayout,
+    kinds: tuple[TokenKind, ...] = KINDS,
 ) -> Float[Tensor, "batch kept_tokens dim"]:
-    """The tokens of a whole layer that a store of this layout keeps, on the device that they are on.
+    """The tokens of a whole layer that a store of this layout and these kinds keeps, on their device.
 
-    The mean is taken in float32, whatever the teacher computes in.
+    So nothing crosses to the host that is not stored: of a CLS token alone 1 of 257. The mean is taken in
+    float32, whatever the teacher computes in. What stands together is a view, not a copy.
     """
-    kept, num_prefix = layout.kept_patches, layout.num_cls + layout.num_registers
-    if kept is None:
-        return tokens
-    if kept == "mean":
-        mean = tokens[:, num_prefix:].float().mean(dim=1, keepdim=True)
-        return torch.cat([tokens[:, :num_prefix].float(), mean], dim=1)
-    return tokens.index_select(1, _places(kept, num_prefix, tokens.device))
+    if "patches" in kinds and layout.kept_patches == "mean":
+        mean = tokens[:, layout.num_cls + layout.num_registers :].float().mean(dim=1, keepdim=True)
+        prefix = _taken(tokens, _places(layout, tuple(kind for kind in kinds if kind != "patches")))
+        return torch.cat([prefix.float(), mean], dim=1)
+    return _taken(tokens, _places(layout, kinds))
 
 
-@lru_cache(maxsize=4)
-def _places(kept: tuple[int, ...], num_prefix: int, device: torch.device) -> Tensor:
-    """Places on the token axis; made once, since a copy to a GPU in every layer would hold it up."""
-    places = [*range(num_prefix), *(num_prefix + place for place in kept)]
+@lru_cache(maxsize=8)
+def _places(layout: TokenLayout, kinds: tuple[TokenKind, ...]) -> tuple[int, ...]:
+    """Places on the token axis of a whole layer, ascending; `mean` has none."""
+    num_prefix, kept = layout.num_cls + layout.num_registers, layout.kept_patches
+    patches = kept if isinstance(kept, tuple) else range(layout.grid[0] * layout.grid[1])
+    of_kind: dict[TokenKind, Sequence[int]] = {
+        "cls": range(layout.num_cls),
+        "registers": range(layout.num_cls, num_prefix),
+        "patches": [num_prefix + place for place in patches],
+    }
+    return tuple(place for kind in KINDS if kind in kinds for place in of_kind[kind])
+
+
+def _taken(tokens: Tensor, places: tuple[int, ...]) -> Tensor:
+    if not places:
+        return tokens[:, :0]
+    if places[-1] - places[0] + 1 == len(places):
+        return tokens[:, places[0] : places[-1] + 1]
+    return tokens.index_select(1, _indices(places, tokens.device))
+
+
+@lru_cache(maxsize=8)
+def _indices(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Made once, since a copy to a GPU in every layer would hold it up."""
     return torch.tensor(places, device=device)

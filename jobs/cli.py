@@ -17,6 +17,7 @@ from activault.store import ActivaultError, ConfigError, MissingExtraError
 from . import commands, console, sharing
 from .exporting import export
 from .importing import import_
+from .said import remembered
 from .sweeping import sweep
 
 __all__ = ["app", "main"]
@@ -48,13 +49,10 @@ app.command(export)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = app(
-            list(sys.argv[1:] if arguments is None else arguments),
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_value",
-        )
+        with remembered(words):
+            status = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         return int(status or 0)
     except CycloptsError as error:
         console.err.print(CycloptsPanel(error))

@@ -95,6 +95,7 @@ def train(
     out: Path,
     set_: tuple[str, ...] = (),
     stage: str | None = None,
+    weights: Path | None = None,
     device: str = "auto",
     no_tensorboard: bool = False,
     wandb: str | None = None,
@@ -123,6 +124,8 @@ def train(
         Values that replace the recipe's, as key=value with dotted keys.
     stage
         Train this stage alone: phase_1, phase_2, ..., or closed_loop.
+    weights
+        The teacher's weights, a file or a folder as for extract, where the store was made without them.
     device
         auto, cpu, cuda, cuda:1, mps.
     no_tensorboard
@@ -141,6 +144,7 @@ def train(
         out,
         overrides=set_,
         stage=stage,
+        weights=weights,
         device=device,
         tensorboard=not no_tensorboard,
         wandb=wandb,
@@ -163,6 +167,7 @@ def probe(
     baseline: tuple[BaselineName, ...] = (),
     k: int = 3,
     task: Literal["classification"] = "classification",
+    weights: Path | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:
@@ -192,6 +197,8 @@ def probe(
         Phases of the baselines where there is no run, found from the training rows.
     task
         What the head predicts.
+    weights
+        The teacher's weights, a file or a folder as for extract, where the store was made without them.
     device
         auto, cpu, cuda, cuda:1, mps.
     json
@@ -199,7 +206,9 @@ def probe(
     """
     from . import probing, show
 
-    found = probing.probe_run(store, run, baselines=baseline, k=k, task=task, device=device, quiet=json)
+    found = probing.probe_run(
+        store, run, baselines=baseline, k=k, task=task, weights=weights, device=device, quiet=json
+    )
     if json:
         console.print_json(found.to_dict())
     else:
@@ -214,6 +223,7 @@ def analyze(
     *,
     out: Path,
     run: Path | None = None,
+    weights: Path | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:
@@ -232,6 +242,8 @@ def analyze(
         Folder for the report.
     run
         A finished run.
+    weights
+        The teacher's weights, a file or a folder as for extract, where the store was made without them.
     device
         auto, cpu, cuda, cuda:1, mps.
     json
@@ -239,7 +251,7 @@ def analyze(
     """
     from . import tasks
 
-    result = tasks.write_analysis(store, out, run_path=run, device=device, quiet=json)
+    result = tasks.write_analysis(store, out, run_path=run, weights=weights, device=device, quiet=json)
     if json:
         console.print_json(
             {"report": str(result.page), "numbers": str(result.page.with_name("numbers.json"))}

@@ -175,6 +175,8 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """`3 min 05 s`."""
+    """`3 min 05 s`, `5 h 20 min`."""
     minutes, rest = divmod(seconds, 60)
+    if minutes >= 120:
+        return f"{minutes // 60:,.0f} h {minutes % 60:02.0f} min"
     return f"{minutes:.0f} min {rest:02.0f} s" if minutes else f"{rest:.1f} s"

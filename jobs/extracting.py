@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from activault.store import ConfigError
 
@@ -16,10 +16,10 @@ __all__ = ["extract"]
 
 def extract(
     images: str,
-    store: Path,
+    store: str,
     /,
     *,
-    teacher: str,
+    teacher: str | None = None,
     weights: Path | None = None,
     no_teacher_weights: bool = False,
     image_size: str = "224",
@@ -32,9 +32,15 @@ def extract(
     patches: str = "all",
     dtype: Literal["bfloat16", "float16", "float32", "int8"] = "bfloat16",
     compression: Literal["blosc", "none"] = "blosc",
-    batch_size: int = 64,
+    autocast: Literal["off", "bfloat16", "float16"] = "off",
+    compile: bool = False,
+    batch_invariant: bool = False,
+    batch_size: int | Literal["auto"] = 64,
     workers: int | None = None,
     device: str = "auto",
+    rank: int | None = None,
+    world: int | None = None,
+    lease: float = 120.0,
     shard_rows: int | None = None,
     source: Literal["auto", "folder", "tar", "parquet", "table"] = "auto",
     image_root: str | None = None,
@@ -54,7 +60,10 @@ def extract(
     max_bad: str = "5%",
     license: str | None = None,
     citation: str | None = None,
+    append: bool = False,
+    extend: bool = False,
     repair: Path | None = None,
+    dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Run the teacher once over a collection of images and write its layers to a store.
@@ -68,8 +77,13 @@ def extract(
     activault extract photos/ means.zarr --teacher vit_base_patch16_dinov3.lvd1689m --patches mean
     activault extract photos/ own.zarr --teacher vit_base_patch16_clip_quickgelu_224 --weights clip-folder/
     activault extract 's3://bucket/in1k-train-{0000..1023}.tar' in1k.zarr --teacher demo --max-bad 100
+    torchrun --nproc-per-node 4 --no-python activault extract photos/ photos.zarr --teacher demo
     activault extract imagenet-1k/data/ in1k.zarr --teacher demo --split train --order kept
+    activault extract photos/ s3://bucket/photos.zarr --teacher demo
     activault extract list.csv cats.zarr --teacher demo --image-root photos/ --where 'label=cat'
+    activault extract photos/ photos.zarr --append
+    activault extract photos/ cls.zarr --extend --layers 0-5
+    activault extract imagenet/train in1k.zarr --teacher vit_base_patch14_reg4_dinov2.lvd142m --dry-run
     ```
 
     Parameters
@@ -80,9 +94,9 @@ def extract(
         folder of them, or several joined by `::`; a CSV, TSV or Parquet table of paths. Paths, or http(s)://
         or s3:// URLs.
     store
-        The store to write, or to go on with.
+        The store to write, or to go on with: a path, or s3://bucket/NAME.zarr.
     teacher
-        `demo`, or timm's name of a Vision Transformer.
+        `demo`, or timm's name of a Vision Transformer; a store that grows has its own.
     weights
         A .safetensors, .pth or .bin file in the naming of timm, Meta, OpenCLIP or transformers, or a folder
         of transformers; without it timm's own weights are fetched from the hub.
@@ -113,12 +127,28 @@ def extract(
         of the bytes of float32.
     compression
         none reads fastest and takes most room; not for bfloat16.
+    autocast
+        What the teacher's blocks compute in: exact float32, or in half of it where torch deems that safe.
+        The store records it.
+    compile
+        Compile the teacher's blocks with torch.compile, which takes a while first. The store records it.
+    batch_invariant
+        Forwards of one fixed size, a row always at the same place: no value depends on the batch size, the
+        rows a shard or the bad images beside it. Without it the last bits may, on a GPU. It is recorded.
     batch_size
-        Images in one forward pass.
+        Images in one forward pass; on a CPU, where each core runs its own, the most of them. auto measures
+        for some seconds which size is fastest and fits the memory.
     workers
         Threads that decode images; by default the number of cores.
     device
-        auto, cpu, cuda, cuda:1, mps.
+        auto, cpu, cuda, cuda:1, mps. Of several GPUs auto takes the one of this worker's rank on the machine.
+    rank
+        This worker's place among `world`, from 0: where it begins, and no more. Without it torchrun's or
+        Slurm's variables say it; any number of workers may also run without.
+    world
+        How many workers there are.
+    lease
+        Seconds without a sign of life after which a worker's shards are taken over by others.
     shard_rows
         Rows a shard, the unit of resumption; by default as many as fit the byte targets.
     source
@@ -158,16 +188,26 @@ def extract(
         Licence of the activations, for those they are shared with.
     citation
         What to cite for them.
+    append
+        Add the images that a finished store does not have as further rows. Teacher, preprocessing, layers and
+        all the rest are the store's and need not be said again.
+    extend
+        Add --layers or --tokens that a finished store does not have, of the rows that it has; the images must
+        be the same.
     repair
         A plan of `activault verify STORE --deep --repair-plan FILE`: do what it says and no more.
+    dry_run
+        Write nothing: plan, run the teacher for a few seconds, and tell rows, files, bytes, time, memory, and
+        whether the disk has the room (exit status 1 if not).
     json
-        Print the summary as JSON.
+        Print the summary, or what a dry run found, as JSON.
     """
     from activault.extract import ExtractOptions, SourceOptions
 
-    from . import show, tasks
+    from . import estimating, growing, show, tasks
+    from .workers import as_worker
 
-    options = ExtractOptions(
+    fields = dict[str, Any](
         teacher=teacher,
         weights=weights,
         teacher_weights=not no_teacher_weights,
@@ -183,9 +223,13 @@ def extract(
         compression=compression,
         license=license,
         citation=citation,
+        autocast=autocast,
+        compile=compile,
+        batch_invariant=batch_invariant,
         batch_size=batch_size,
         workers=workers,
         device=device,
+        lease=lease,
         shard_rows=shard_rows,
         source=SourceOptions(
             kind=source,
@@ -206,6 +250,16 @@ def extract(
         max_pixels=max_pixels,
         max_bad=max_bad,
     )
+    growing.refuse_together(append, extend, repair)
+    if dry_run and (append or extend or repair):
+        raise ConfigError("a dry run is of a whole extraction, not of --append, --extend or --repair")
+    if append or extend:
+        return growing.grow(images, store, fields, rows=append, worker=(rank, world), json=json)
+    if teacher is None:
+        raise ConfigError("a store is of one teacher; say which by --teacher: demo, or timm's name of a ViT")
+    options = as_worker(ExtractOptions(**fields), rank, world, quiet=json)
+    if dry_run:
+        return estimating.dry_run(images, store, options, json=json)
     summary = tasks.extract_images(images, store, options, repair=repair, quiet=json)
     if json:
         console.print_json(dataclasses.asdict(summary))

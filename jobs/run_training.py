@@ -31,6 +31,7 @@ def train_run(
     *,
     overrides: Sequence[str] = (),
     stage: str | None = None,
+    weights: Path | None = None,
     device: str = "auto",
     tensorboard: bool = True,
     wandb: str | None = None,
@@ -53,7 +54,7 @@ def train_run(
     store = open_store(recipe.store)
     phases = chosen_phases(recipe, store, out, quiet=quiet)
     remedy = 'start the blocks at random (init = "random")'
-    teacher = teacher_of(store, remedy) if recipe.teacher_block else teacher_if_there(store)
+    teacher = teacher_of(store, weights, remedy) if recipe.teacher_block else teacher_if_there(store, weights)
     tables = teacher.rotary if teacher else rotary_of(store)
     cost = cost_beside(recipe, store, phases, teacher, tables, out, chosen)
     if cost and not quiet:

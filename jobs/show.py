@@ -30,7 +30,7 @@ def bytes_line(num_bytes: int, float32_bytes: int) -> str:
     return f"{console.human_bytes(num_bytes)}, 1 / {float32_bytes / max(num_bytes, 1):.2f} of float32"
 
 
-def show_extraction(store: Path, summary: ExtractSummary) -> None:
+def show_extraction(store: Path | str, summary: ExtractSummary) -> None:
     """Rows, bytes, where the time went, and the digest."""
     bad = ", ".join(f"{count} {status}" for status, count in summary.bad.items())
     rate = summary.num_new / summary.seconds if summary.seconds else 0.0
@@ -41,10 +41,24 @@ def show_extraction(store: Path, summary: ExtractSummary) -> None:
         "digest": summary.digest,
     }
     if summary.num_new:
-        lines["time"] = ", ".join(f"{name} {share:.0%}" for name, share in summary.stalls.items())
+        lines |= _engine_lines(summary)
     console.out.print(f"{store}", style="bold", soft_wrap=True)
     for name, text in lines.items():
         console.out.print(f"  {name:<7} {text}", soft_wrap=True)
+    if summary.num_new:
+        rows = [(part, f"{share:.1%}", f"{summary.work[part]:.1%}") for part, share in summary.stalls.items()]
+        console.out.print(console.table("Where the time went", ("part", "waited for", "work"), rows))
+
+
+def _engine_lines(summary: ExtractSummary) -> dict[str, str]:
+    """Images of a forward, how they were found, and the most memory."""
+    batch = f"{summary.batch_size} images a forward"
+    if summary.batch_rates:
+        tried = ", ".join(f"{size}: {rate:,.1f}" for size, rate in summary.batch_rates.items())
+        batch += f", found among (images/s) {tried}"
+    peaks = {"host": summary.peak_host_bytes, "device": summary.peak_device_bytes}
+    known = [f"{name} {console.human_bytes(most)}" for name, most in peaks.items() if most is not None]
+    return {"batch": batch, "memory": f"peak {', '.join(known)}" if known else "not known"}
 
 
 def show_phases(found: FoundPhases) -> None:

@@ -1,7 +1,7 @@
 """The work behind each command that needs torch: it joins the rooms, hands the teacher's modules to training,
 and reports progress. What the terminal then shows of a result is in `show.py`.
 
-    extract_images  train_run  write_analysis
+    extract_images  opened_source  train_run  write_analysis
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from .run_training import train_run
 if TYPE_CHECKING:
     import torch
 
-    from activault.extract import ExtractOptions, ExtractSummary
+    from activault.extract import ExtractOptions, ExtractSummary, ImageSource
     from activault.train import Raptor, RolloutMetrics, Run
 
 __all__ = [
     "Analysis",
     "extract_images",
+    "opened_source",
     "train_run",
     "write_analysis",
 ]
@@ -45,15 +46,26 @@ __all__ = [
 
 def extract_images(
     images: Path | str,
-    store: Path,
+    store: Path | str,
     options: ExtractOptions,
     *,
     repair: Path | None = None,
     quiet: bool = False,
 ) -> ExtractSummary:
     """Plan, extract, resume; see `activault.extract.extract`. Or carry out the plan in the file `repair`."""
-    from activault.extract import extract, open_source
+    from activault.extract import extract
     from activault.extract import repair as carry_out
+
+    source = opened_source(images, options, quiet=quiet)
+    with console.progress_bar("extract", "rows", quiet=quiet) as advance:
+        if repair is None:
+            return extract(source, store, options, progress=advance)
+        return carry_out(source, store, options, read_plan(repair), progress=advance)
+
+
+def opened_source(images: Path | str, options: ExtractOptions, *, quiet: bool = False) -> ImageSource:
+    """The images of a request, and a line on standard error for whatever is to be known of them first."""
+    from activault.extract import open_source
 
     with console.progress_bar("index", "B", quiet=quiet) as advance:
         source = open_source(images, options.source, advance)
@@ -64,10 +76,7 @@ def extract_images(
             f"Parquet is read by row groups, here of {source.rows_at_once} rows: shuffled rows read that "
             "many times the bytes; --order kept reads them once"
         )
-    with console.progress_bar("extract", "rows", quiet=quiet) as advance:
-        if repair is None:
-            return extract(source, store, options, progress=advance)
-        return carry_out(source, store, options, read_plan(repair), progress=advance)
+    return source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,13 @@ class Analysis:
 
 
 def write_analysis(
-    path: Path, out: Path, *, run_path: Path | None = None, device: str = "auto", quiet: bool = False
+    path: Path,
+    out: Path,
+    *,
+    run_path: Path | None = None,
+    weights: Path | None = None,
+    device: str = "auto",
+    quiet: bool = False,
 ) -> Analysis:
     """Every analysis, on all rows or, beside a run, on test rows alone; figures, numbers and the page.
 
@@ -98,11 +113,17 @@ def write_analysis(
         analysis = _analyzed(store, store.valid_rows, None, quiet)
         inputs = report_inputs(store, analysis, found)
         return Analysis(page=write_report(out, inputs), inputs=inputs, rollout=None, probe=None)
-    return _analysis_of_run(store, out, found, run_path, device, quiet)
+    return _analysis_of_run(store, out, found, run_path, weights, device, quiet)
 
 
 def _analysis_of_run(
-    store: Store, out: Path, found: FoundPhases, run_path: Path, device: str, quiet: bool
+    store: Store,
+    out: Path,
+    found: FoundPhases,
+    run_path: Path,
+    weights: Path | None,
+    device: str,
+    quiet: bool,
 ) -> Analysis:
     from activault.analyze import write_report
     from activault.extract.machine import choose_device
@@ -114,7 +135,7 @@ def _analysis_of_run(
     with console.progress_bar("roll out", "rows", quiet=quiet) as advance:
         rollout = evaluate_rollout(model, store, rows, device=chosen, progress=advance)
     analysis = _analyzed(store, rows, _rollout_of(model, chosen), quiet)
-    probe, why_not = _probe_of(store, run, device, quiet)
+    probe, why_not = _probe_of(store, run, weights, device, quiet)
     inputs = report_inputs(store, analysis, found, run=run, rollout=rollout, probe=probe)
     if why_not:
         inputs.notes["probes"] = f"left out: {why_not}"
@@ -140,14 +161,17 @@ def _analyzed(
         return analyze_store(store, rows, surrogate, ks=(), progress=advance)
 
 
-def _probe_of(store: Store, run: Run, device: str, quiet: bool) -> tuple[dict[str, Any] | None, str]:
+def _probe_of(
+    store: Store, run: Run, weights: Path | None, device: str, quiet: bool
+) -> tuple[dict[str, Any] | None, str]:
     """The run's probe on this store, as `activault probe` left it or made now; or why there can be none."""
     made = _read_probe(run.path / "probe.json")
     if made and probe_identity(store, run).items() <= made.items():
         return made, ""
     try:
-        return probe_run(store.path, run.path, device=device, quiet=quiet).to_dict(), ""
-    except ConfigError as exc:  # no labels, one class: a report without probes is still a report
+        probe = probe_run(store.path, run.path, weights=weights, device=device, quiet=quiet)
+        return probe.to_dict(), ""
+    except ConfigError as exc:  # no labels, one class, no weights: a report without probes is still a report
         return None, str(exc)
 
 

@@ -89,25 +89,34 @@ def config_of_phases(store: Store, k: int, *, quiet: bool) -> RaptorConfig:
     return RaptorConfig(dim=teacher.dim, num_heads=1, num_layers=teacher.num_blocks, cuts=cuts)
 
 
-def teacher_of(store: Store, remedy: str) -> Backbone:
-    """The store's own teacher.
+def teacher_of(store: Store, weights: Path | None, remedy: str) -> Backbone:
+    """The store's own teacher; `weights` are used where the store was made without them.
 
     Raises:
-        ConfigError: it has none, as an imported one.
-        WeightsError: its files are damaged.
+        ConfigError: it has none, as an imported one, or its weights were left out and are not given.
+        WeightsError: its files are damaged, or other weights are given.
     """
     from activault.extract.backbone import load_teacher
+    from activault.extract.teacher_files import weights_left_out
 
     if not store.teacher_dir.is_dir() or not any(store.teacher_dir.iterdir()):
         raise ConfigError(f"this needs the teacher's weights, and {store.path} carries none; {remedy}")
-    return load_teacher(store.teacher_dir)
+    if weights is None and weights_left_out(store.teacher_dir):
+        teacher = store.manifest.teacher
+        raise ConfigError(
+            f"this needs the teacher's weights, and {store.path} was made without them; give those of "
+            f"{teacher.name} ({teacher.weights}; hash {teacher.weights_sha256}) with --weights, or {remedy}"
+        )
+    return load_teacher(store.teacher_dir, weights=weights)
 
 
-def teacher_if_there(store: Store) -> Backbone | None:
-    """The store's own teacher, or None where its weights are not on this machine."""
-    if store.storage.folder is None or not (store.teacher_dir / "model.safetensors").exists():
+def teacher_if_there(store: Store, weights: Path | None = None) -> Backbone | None:
+    """The store's own teacher, or None where its weights are not on this machine and not given."""
+    if store.storage.folder is None:
         return None
-    return teacher_of(store, "restore them from a copy of the store")
+    if weights is None and not (store.teacher_dir / "model.safetensors").exists():
+        return None
+    return teacher_of(store, weights, "restore them from a copy of the store")
 
 
 def rotary_of(store: Store) -> RotaryTables | None:

@@ -7,13 +7,18 @@ checks or copies stores, comes with its first use.
 
 A map of the room; FORMAT.md says what the files of a store mean:
 
-    what a store is     layout, provenance, manifest, held, grid; errors, remedies
+    what a store is     layout, provenance, manifest, held, grid, extent; errors, remedies
     bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
                         tally, shard_files, shard_writing
     tables and records  files, locks, sealed, outcomes, samples, sample_tables, records, presence, index,
                         root, metadata, completion; card, markup
-    places              storage, places, remote, answers, aws, fetching, cache_folder, cached
-    writing             creation, differences, buffer, checks, marks, writer
+    places              storage, places, remote, remote_settings, answers, aws, fetching, cache_folder, cached
+    writing             creation, differences, same_plan, buffer, checks, leases, staging,
+                        mark_files, marks, collecting, shard_encoding, writer;
+                        writing (the contract of writers)
+    writing to a bucket objects, object_leases, object_planning, object_presence, object_shards,
+                        object_completion, object_writer, scratch; writers (wherever a store lies)
+    growing             growing (names), growing_plan, growing_writer, growing_join
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays
     loading             sampling, splits, plan, turns, batches, pools, prefetch, loader_state, loader
     verify and mend     verify, findings, check_structure, check_records, check_samples, check_precision,
@@ -45,6 +50,7 @@ from .errors import (
     PrecisionError,
     RunError,
     ShardBusyError,
+    ShardTakenError,
     StorageError,
     StoreError,
     StoreMismatchError,
@@ -116,6 +122,7 @@ __all__ = [
     "NotAStoreError",
     "StoreMismatchError",
     "ShardBusyError",
+    "ShardTakenError",
     "IncompleteStoreError",
     "StorageError",
     "AccessDeniedError",

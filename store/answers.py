@@ -11,10 +11,12 @@ from typing import Final
 from .aws import has_credentials
 from .errors import AccessDeniedError, StorageError, UnreachableError
 
-__all__ = ["BeyondEndError", "ShortBodyError", "may_pass", "translated"]
+__all__ = ["BeyondEndError", "ShortBodyError", "access_remedy", "may_pass", "translated"]
 
 _STATUS: Final = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _RANGE: Final = re.compile(r"CONTENT_RANGE|Content-Range|Requested \d+\.\.\d+, got")
+_FULL: Final = re.compile(r"QuotaExceeded|StorageFull|TooManyObjects|InsufficientStorage|status code: 507")
+"""How servers tell that a bucket, its owner or they themselves have no room: Ceph as 403."""
 _PASSING: Final = frozenset({408, 425, 429})
 """Refusals that mean: not now."""
 
@@ -43,12 +45,17 @@ def translated(exc: Exception, path: str, where: str) -> Exception:
     status = int(found[1]) if found else 0
     if "NoSuchBucket" in text:
         return StorageError(f"{what}: there is no such bucket; check the URL and AWS_ENDPOINT_URL")
+    if _FULL.search(text):
+        return StorageError(
+            f"{what} cannot be written: there is no room, or a quota is used up ({reason}); make room or "
+            "raise the quota, then run the same command again: what is finished is kept"
+        )
     if isinstance(exc, FileNotFoundError) or status == 410:
         return FileNotFoundError(path)
     # AWS answers 400 where a session's token has run out; a refused listing has no type of its own.
     denied = status in {401, 403} or "ExpiredToken" in text or "InvalidToken" in text
     if denied or isinstance(exc, (PermissionDeniedError, UnauthenticatedError)):
-        return AccessDeniedError(f"{what} may not be read ({status or 'denied'}); {_access_remedy(where)}")
+        return AccessDeniedError(f"{what} may not be read ({status or 'denied'}); {access_remedy(where)}")
     if status == 416:
         return BeyondEndError(reason)
     if isinstance(exc, NotSupportedError) or "non-partial response" in text:
@@ -70,11 +77,12 @@ def translated(exc: Exception, path: str, where: str) -> Exception:
     return UnreachableError(f"{what} does not answer, or not to the end ({reason}); try again later")
 
 
-def _access_remedy(where: str) -> str:
+def access_remedy(where: str, rights: str = "s3:GetObject") -> str:
+    """What to do where something may not be done that takes these rights."""
     if not where.startswith("s3:"):
         return "no credentials are sent over http(s): the server has to give it to everybody"
     hint = (
-        "check the credentials, and that they allow s3:GetObject there"
+        f"check the credentials, and that they allow {rights} there"
         if has_credentials()
         else "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
         "AWS_SKIP_SIGNATURE=false for the role of this machine"

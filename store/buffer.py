@@ -1,8 +1,9 @@
 """One shard's values in memory, until they are published.
 
-Float32 tokens of whole layers (n, num_tokens, dim) in; per layer and kind one array (rows, tokens of the
-kind, dim) of held values (see `codecs.py`): 1 byte a value for int8 codes, 2 for bfloat16 and float16, 4 for
-float32. Every row starts as the fill value. Nothing depends on how many rows are written at a time.
+Float32 tokens of layers (n, num_tokens, dim), or of the kept kinds alone, in; per layer and kind one array
+(rows, tokens of the kind, dim) of held values (see `codecs.py`): 1 byte a value for int8 codes, 2 for
+bfloat16 and float16, 4 for float32. Every row starts as the fill value. Nothing depends on how many rows are
+written at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .codecs import BLOCK_VALUES, fill_of, held_type, non_finite, round_to_bfloat16, round_to_float16
+from .codecs import (
+    BLOCK_VALUES,
+    MAX_CODE,
+    fill_of,
+    held_type,
+    non_finite,
+    round_to_bfloat16,
+    round_to_float16,
+)
 from .errors import ConfigError
 from .layout import TokenKind
 from .manifest import Manifest
@@ -110,22 +119,24 @@ class ShardBuffer:
         return None if loss is None else (loss.errors.sum(axis=0), loss.clipped.sum(axis=0, dtype=np.int64))
 
     def write(self, layer: int, offset: int, tokens: npt.NDArray[Any]) -> None:
-        """Put whole layers of `n` rows at row `offset` of the shard.
+        """Put one layer of `n` rows at row `offset` of the shard.
 
         Args:
             layer: one of the manifest's layers.
             offset: row within the shard.
-            tokens: (n, num_tokens, dim) in the layout's order; float32, or what a device has rounded before
-                it copied: uint16 bit patterns for a bfloat16 store, float16 for a float16 store.
+            tokens: (n, num_tokens, dim) in the layout's order, or of the kept kinds alone (n,
+                tokens_per_layer, dim); float32, or what a device has rounded before it copied: uint16 bit
+                patterns for a bfloat16 store, float16 for a float16 store.
 
         Raises:
             ConfigError: the layer is not kept, the shape or the type differs, or the rows leave the shard.
         """
         manifest = self.manifest
-        expected = (manifest.layout.num_tokens, manifest.dim)
-        if tokens.ndim != 3 or tokens.shape[1:] != expected:
+        whole, kept, dim = manifest.layout.num_tokens, manifest.tokens_per_layer, manifest.dim
+        if tokens.ndim != 3 or tokens.shape[1:] not in {(whole, dim), (kept, dim)}:
+            of_kept = f", of the kept kinds (n, {kept}, {dim})" if kept != whole else ""
             raise ConfigError(
-                f"tokens of whole layers have the shape (n, {expected[0]}, {expected[1]}); got {tokens.shape}"
+                f"tokens of whole layers have the shape (n, {whole}, {dim}){of_kept}; got {tokens.shape}"
             )
         if offset < 0 or offset + len(tokens) > len(self.rows):
             raise ConfigError(
@@ -138,8 +149,11 @@ class ShardBuffer:
         rounded = tokens
         if tokens.dtype == np.float32 and self._takes_as_is(np.dtype(np.uint16)):
             rounded = round_to_bfloat16(tokens)
+        start = 0
         for kind in manifest.kinds:
             span = manifest.layout.span(kind)
+            if tokens.shape[1] != whole:
+                span = slice(start, start := start + manifest.layout.count(kind))
             self._write(ArrayKey(layer, kind), offset, rounded[:, span], tokens[:, span])
 
     def _takes_as_is(self, dtype: np.dtype[Any]) -> bool:
@@ -183,6 +197,39 @@ class ShardBuffer:
             bad = non_finite(held[place])
             if bad.any():
                 self._refused[array, offset + int(place)] = float(tokens[place][bad][0])
+
+    def count_losses(
+        self, array: ArrayKey, offset: int, errors: npt.NDArray[Any], clipped: npt.NDArray[Any]
+    ) -> None:
+        """Note what int8 codes that were put into `held` as they are have cost, under one row that is kept.
+
+        Args:
+            array: whose codes they are.
+            offset: row of the shard; not one that `write` or `clear` is called for afterwards.
+            errors: (dim,) sum of squared errors.
+            clipped: (dim,) codes that were clipped.
+        """
+        self._losses[array].errors[offset] = errors
+        self._losses[array].clipped[offset] = clipped
+
+    def take_over(self, array: ArrayKey, held: npt.NDArray[Any], is_ok: npt.NDArray[np.bool_]) -> None:
+        """Put in the place of one array's values those of the same rows that another machine computed.
+
+        Of int8 what quantising cost stays as it was here, where codes of the same values differ by their
+        rounding alone; no more values count as clipped than codes stand at an end.
+
+        Args:
+            array: which.
+            held: (rows, tokens, dim) as they are held.
+            is_ok: (rows,)
+        """
+        self._held[array][...] = held
+        for offset in range(len(self.rows)):
+            self._refused.pop((array, offset), None)
+        loss = self._losses.get(array)
+        if loss is not None:
+            at_ends = (np.abs(held.astype(np.int16)) == MAX_CODE).sum(axis=1) * is_ok[:, None]
+            np.minimum(loss.clipped, at_ends, out=loss.clipped, casting="unsafe")
 
     def clear(self, offset: int) -> None:
         """Make one row of the shard the fill value again, in every array."""

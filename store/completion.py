@@ -128,23 +128,29 @@ def is_completed(storage: Storage, root: Root) -> bool:
         return False
 
 
-def write_completion(path: Path, root: Root, samples: pa.Table) -> None:
+def write_completion(path: Path, root: Root, samples: pa.Table, storage: Storage | None = None) -> None:
     """Replace samples.parquet, write CARD.md, then index.parquet; every shard must be finished.
 
     Records are read one at a time and let go: of 10 million rows their texts alone stay, some 200 MB. They
     are compared once more before anything is written, within the lock of whoever writes a shard again.
 
+    Args:
+        path: the store.
+        root: what its `zarr.json` says.
+        samples: its table as planned.
+        storage: where records and statistics are read, if not at `path`.
+
     Raises:
         CorruptStoreError: a record or its statistics are missing or altered.
         PrecisionError: an int8 store of all shards whose patches of some layer are below R2 = 0.999.
     """
-    while not _completed(path, root, samples):
+    while not _completed(path, root, samples, storage or Folder(path)):
         pass  # a shard was written again meanwhile, by another writer
 
 
-def _completed(path: Path, root: Root, samples: pa.Table) -> bool:
+def _completed(path: Path, root: Root, samples: pa.Table, storage: Storage) -> bool:
     """Gather all records and write what they add up to; False if one is another by then."""
-    gathered = _Gathered(Folder(path), root.manifest)
+    gathered = _Gathered(storage, root.manifest)
     table = with_records(samples, gathered.records(), root.manifest.absent_rows)
     if root.manifest.shards is None:  # the rows of a part may vary less than those of the whole
         for array, stats in gathered.statistics.items():

@@ -117,11 +117,11 @@ class ShardCopy:
 
     def close(self) -> None:
         """Let go of the shard; the files that are there stay."""
-        if self._mends and self._mark.close.alive:
+        if self._mends and self._mark.is_open:
             # Best effort: a mark beside a record is collected alone.
             with contextlib.suppress(OSError):
                 self._mark.discard()
-        self._mark.close()
+        self._mark.leave()
 
 
 def _read(file: Path) -> bytes | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from .arrow import pa
+from .collecting import collect_leftovers
 from .completion import is_completed, write_completion
 from .copy_plan import REMEDY, CopyPlan, kept_bytes, kept_shards, record_there
 from .copy_shard import ShardCopy
@@ -26,7 +27,7 @@ from .errors import ConfigError, CorruptStoreError, ShardBusyError, StoreError, 
 from .fetching import FileToFetch, Retries, fetch_file, with_retries
 from .files import disk_error, refuse_another_folder
 from .locks import at_work
-from .marks import begin_again, collect_leftovers, own, owned_shards
+from .marks import begin_again, own, owned_shards
 from .metadata import restore_metadata
 from .records import record_path
 from .restoring import restore_records

@@ -6,17 +6,19 @@ with.
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from .arrow import pa, pc
+from .arrow import pa
 from .codecs import array_metadata, group_metadata
 from .completion import SAMPLES
-from .differences import first_difference, spoken
-from .errors import ConfigError, NotAStoreError, StoreError, StoreMismatchError
+from .errors import ConfigError, NotAStoreError, StoreError
 from .files import (
     atomic_write,
     disk_error,
@@ -26,27 +28,37 @@ from .files import (
     sync_file,
     sync_folder,
 )
+from .growing_join import finish_join
 from .layout import layer_name
-from .locks import LOCK, locked_by_one
+from .leases import LEASE
+from .locks import LOCK, TOLD_AFTER, tried_by_one, waiting_for
 from .manifest import Manifest
 from .records import array_folder, arrays_of
 from .root import PLANNING, ROOT, Root, TeacherFile, is_teacher_name, make_root, read_root
-from .sample_tables import read_samples
+from .same_plan import refuse_other_plan
 from .samples import content_hash, samples_schema
 from .sealed import write_sealed
 from .storage import Folder
 from .writer import StoreWriter
 
-__all__ = ["create_store", "is_free", "plan_store"]
+__all__ = ["TeacherFiles", "check_samples", "create_store", "is_free", "plan_store", "write_teacher_files"]
 
 _FOLDER: Final = re.compile(r"teacher|shards|layer_\d{2,}(/(cls|registers|patches))?")
 _FILE: Final = re.compile(r"teacher/[^/]+|layer_\d{2,}/((cls|registers|patches)/)?zarr\.json")
 """What planning makes, but for the tables and the marker."""
+_LOOKS: Final = 3
+_WAIT: Final = 0.05
+"""Seconds until a store that another process plans is looked at again."""
+_log: Final = logging.getLogger(__name__)
 TeacherFiles = Mapping[str, Path] | Callable[[Path], object]
 
 
 def create_store(
-    path: Path | str, manifest: Manifest, samples: pa.Table, teacher_files: TeacherFiles
+    path: Path | str,
+    manifest: Manifest,
+    samples: pa.Table,
+    teacher_files: TeacherFiles,
+    lease: float = LEASE,
 ) -> StoreWriter:
     """Plan the store at `path`, or open the same one to go on with it.
 
@@ -56,6 +68,7 @@ def create_store(
         samples: from `plan_samples`, `manifest.num_rows` rows.
         teacher_files: file names and where to copy them from, or a function that writes them into the folder
             that it is given; not used when the store is there already.
+        lease: seconds without a sign of life after which a shard is taken over from its owner.
 
     Raises:
         ConfigError: the samples are not `manifest.num_rows`.
@@ -64,15 +77,24 @@ def create_store(
         StoreError: the disk is full, read-only or gone.
     """
     path = Path(path)
+    check_samples(manifest, samples)
+    try:
+        return StoreWriter(path, plan_store(path, manifest, samples, teacher_files), samples, lease)
+    except OSError as exc:
+        raise disk_error(exc, path, samples.nbytes) from exc
+
+
+def check_samples(manifest: Manifest, samples: pa.Table) -> None:
+    """Refuse a sample table that is not of as many rows as the manifest.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if len(samples) != manifest.num_rows or not samples.schema.equals(samples_schema()):
         raise ConfigError(
             f"samples come from plan_samples, one for each of {manifest.num_rows} rows; got {len(samples)} "
             f"of the columns {samples.schema.names}"
         )
-    try:
-        return StoreWriter(path, plan_store(path, manifest, samples, teacher_files), samples)
-    except OSError as exc:
-        raise disk_error(exc, path, samples.nbytes) from exc
 
 
 def plan_store(
@@ -82,15 +104,26 @@ def plan_store(
     teacher_files: TeacherFiles,
     remedy: str = "choose another path, or ask for what is there",
 ) -> Root:
-    """Plan the store at `path`, or find the same one there; raises as `create_store` does, and `OSError`."""
-    if is_free(path):
+    """Plan the store at `path`, or find the same one there; raises as `create_store` does, and `OSError`.
+
+    Of several that plan at once one does, and the others wait for it; if it dies, another goes on.
+    """
+    finish_join(path)
+    tell_at = time.monotonic() + TOLD_AFTER
+    while is_free(path):
         path.mkdir(parents=True, exist_ok=True)
-        with locked_by_one(path):
-            if is_free(path):  # and not planned by another process while this one waited
+        with tried_by_one(path) as alone:
+            if alone and is_free(path):
                 return _plan(path, manifest, samples, teacher_files)
+        # Not for the lock itself: those who plan no more hold it together, for as long as they write.
+        if not alone:
+            time.sleep(_WAIT)
+            if time.monotonic() > tell_at:
+                _log.warning(waiting_for(path))
+                tell_at = math.inf
     _refuse_foreign(path)
     root = read_root(Folder(path))
-    _refuse_difference(path, root, manifest, samples, remedy)
+    refuse_other_plan(Folder(path), root, manifest, samples, remedy)
     return root
 
 
@@ -104,15 +137,21 @@ def is_free(path: Path) -> bool:
         StoreError: the folder may not be looked into.
     """
     try:
-        if (path / ROOT).exists():
-            return False
-        if not path.exists() or (path / PLANNING).exists():
-            return True
-        return path.is_dir() and all(is_leftover(entry) or entry.name == LOCK for entry in path.iterdir())
+        # What a look misses that another process makes or removes meanwhile, the next one sees: the marker is
+        # there before anything else, and the store's own zarr.json before the marker goes.
+        return any(_is_free(path) for _ in range(_LOOKS))
     except OSError as exc:
         raise StoreError(
             f"{path} cannot be looked into ({exc.strerror}); grant the right to read it"
         ) from exc
+
+
+def _is_free(path: Path) -> bool:
+    if (path / ROOT).exists():
+        return False
+    if not path.exists() or (path / PLANNING).exists():
+        return True
+    return path.is_dir() and all(is_leftover(entry) or entry.name == LOCK for entry in path.iterdir())
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -124,39 +163,10 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _first_other(ours: Any, theirs: Any) -> int | None:
-    """The first row in which two columns of strings differ, where null equals null alone."""
-    alike = pc.or_(pc.and_(pc.is_null(ours), pc.is_null(theirs)), pc.fill_null(pc.equal(ours, theirs), False))
-    row = pc.index(alike, False).as_py()
-    return None if row < 0 else int(row)
-
-
-def _refuse_difference(path: Path, root: Root, manifest: Manifest, samples: pa.Table, remedy: str) -> None:
-    difference = first_difference(root.manifest, manifest)
-    if difference is not None:
-        field, there, asked = difference
-        raise StoreMismatchError(
-            f"{path} was planned differently: {field} is {spoken(there)} there and {spoken(asked)} here; "
-            f"{remedy}"
-        )
-    if root.samples == content_hash(samples):
-        return
-    planned, _ = read_samples(Folder(path), manifest)
-    for name in ("key", "label", "source"):
-        row = _first_other(planned[name], samples[name])
-        if row is not None:
-            old, new = planned[name][row].as_py(), samples[name][row].as_py()
-            raise StoreMismatchError(
-                f"{path} was planned from other images: the {name} of row {row} is {old!r} there and "
-                f"{new!r} here; {remedy}"
-            )
-    raise StoreMismatchError(f"{path} was planned from other images; {remedy}")
-
-
 def _plan(path: Path, manifest: Manifest, samples: pa.Table, teacher_files: TeacherFiles) -> Root:
     _clear(path)
     atomic_write(path / PLANNING, b"This store is being planned. If nothing is planning it, plan it again.\n")
-    teacher = _write_teacher(path / "teacher", teacher_files)
+    teacher = write_teacher_files(path / "teacher", teacher_files)
     write_sealed(path / SAMPLES, samples)
     for layer in manifest.layers:
         (path / layer_name(layer)).mkdir(exist_ok=True)
@@ -201,7 +211,13 @@ def _is_planned(name: str, file: Path) -> bool:
     return _FILE.fullmatch(name) is not None or file.name == LOCK or is_leftover(file)
 
 
-def _write_teacher(folder: Path, files: TeacherFiles) -> dict[str, TeacherFile]:
+def write_teacher_files(folder: Path, files: TeacherFiles) -> dict[str, TeacherFile]:
+    """Write the teacher's files into a folder that is made, and say what they are, by path in the store.
+
+    Raises:
+        ConfigError: a name that no store has.
+        OSError: the disk is full, read-only or gone.
+    """
     folder.mkdir()
     if callable(files):
         files(folder)

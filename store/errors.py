@@ -10,6 +10,7 @@
         ├── NotAStoreError                 the path exists and is not a store, or does not exist
         ├── StoreMismatchError             the store there was planned from something else
         ├── ShardBusyError                 another writer is publishing this shard
+        │   └── ShardTakenError            its owner gave no sign for too long, and another has taken it over
         ├── IncompleteStoreError           rows were asked for whose shard has not been written
         ├── StorageError                   the place where the store lies cannot be read
         │   ├── AccessDeniedError          it is there and may not be read
@@ -35,6 +36,7 @@ __all__ = [
     "NotAStoreError",
     "StoreMismatchError",
     "ShardBusyError",
+    "ShardTakenError",
     "IncompleteStoreError",
     "StorageError",
     "AccessDeniedError",
@@ -83,6 +85,10 @@ class StoreMismatchError(StoreError):
 
 class ShardBusyError(StoreError):
     """Another thread or process is publishing this shard; one owner writes a shard."""
+
+
+class ShardTakenError(ShardBusyError):
+    """This writer owned the shard, gave no sign of life for its lease, and another has taken it over."""
 
 
 class IncompleteStoreError(StoreError):

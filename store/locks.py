@@ -8,16 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from .errors import StoreError
 
-__all__ = ["LOCK", "at_work", "lock", "lock_shared", "locked_alone", "locked_by_one", "nobody_at_work"]
+__all__ = [
+    "LOCK",
+    "TOLD_AFTER",
+    "at_work",
+    "lock",
+    "lock_shared",
+    "locked_alone",
+    "locked_by_one",
+    "nobody_at_work",
+    "tried_by_one",
+    "waiting_for",
+]
 
 LOCK = ".lock"
 """Name of a folder's lock file."""
+TOLD_AFTER: Final = 10.0
+"""Seconds without a lock after which that is said."""
+_RETRY: Final = 0.01
+_log: Final = logging.getLogger(__name__)
 
 
 def _open_lock(folder: Path) -> int:
@@ -72,7 +90,7 @@ def lock_shared(folder: Path) -> int:
     """
     handle = _open_lock(folder)
     try:
-        lock(handle, folder, fcntl.LOCK_SH)
+        _wait_for(handle, folder, fcntl.LOCK_SH)
     except BaseException:
         os.close(handle)
         raise
@@ -91,13 +109,45 @@ def at_work(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def locked_by_one(folder: Path) -> Iterator[None]:
-    """Wait until nobody else is at work in the folder, and keep others waiting; raises as `lock` does."""
+    """Wait until nobody else is at work in the folder, and keep others waiting; raises as `lock` does.
+
+    It is held for moments. That of a process that was stopped in these is waited for, and that is said.
+    """
     handle = _open_lock(folder)
     try:
-        lock(handle, folder, fcntl.LOCK_EX)
+        _wait_for(handle, folder, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
+
+
+def _wait_for(handle: int, folder: Path, operation: int) -> None:
+    """Take the lock, and say so if somebody else holds it for long."""
+    until = time.monotonic() + TOLD_AFTER
+    while not lock(handle, folder, operation | fcntl.LOCK_NB):
+        if time.monotonic() > until:
+            _log.warning(waiting_for(folder))
+            lock(handle, folder, operation)
+            return
+        time.sleep(_RETRY)
+
+
+@contextlib.contextmanager
+def tried_by_one(folder: Path) -> Iterator[bool]:
+    """Try to be at work in the folder alone; False if another is. Raises as `lock` does."""
+    handle = _open_lock(folder)
+    try:
+        yield lock(handle, folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(handle)
+
+
+def waiting_for(folder: Path) -> str:
+    """What to say when a lock is not had for long."""
+    return (
+        f"waiting for another process at work in {folder}; should that be stopped, end it: "
+        f"`fuser {folder / LOCK}` tells which it is"
+    )
 
 
 @contextlib.contextmanager

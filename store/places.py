@@ -13,7 +13,7 @@ from .errors import ConfigError
 from .remote import Remote
 from .storage import Folder, Storage
 
-__all__ = ["open_storage"]
+__all__ = ["as_place", "open_storage"]
 
 
 def open_storage(where: Path | str) -> Storage:
@@ -44,3 +44,11 @@ def _file_path(url: str) -> str:
     if host not in {"", "localhost"} or not slash:
         raise ConfigError(f"a file:// URL is file:///PATH; got {url}")
     return slash + urllib.parse.unquote(path)
+
+
+def as_place(where: Path | str) -> Path | str:
+    """A path as such, also where it was given as `file://`; any other URL as it is; raises as above."""
+    folder = open_storage(where).folder
+    if folder is None:
+        return str(where)
+    return folder if str(where).lower().startswith("file://") else Path(where)

@@ -20,7 +20,7 @@ from .cached import with_cache
 from .completion import is_completed
 from .conversion import ReadDtype, numpy_dtype
 from .dask_arrays import dask_array
-from .errors import ConfigError, StorageError
+from .errors import ConfigError, CorruptStoreError, StorageError
 from .facts import facts_of, float32_bytes
 from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kept_kinds
@@ -70,7 +70,13 @@ def _open(storage: Storage) -> Store:
         partial(check_array, storage, root.manifest, array) for array in arrays_of(root.manifest)
     ]
     looks.append(partial(read_index, storage, root))
-    *_, index = gather(storage, operator.call, looks)
+    try:
+        *_, index = gather(storage, operator.call, looks)
+    except CorruptStoreError:
+        # What was read is of two stores if one became the other meanwhile: rows or layers were added to it.
+        if read_root(storage) == root:
+            raise
+        return _open(storage)
     return Store(storage, root, index)
 
 
@@ -145,10 +151,11 @@ class Store:
         Presence and sizes alone are looked at, not the bytes of arrays; what is not whole, a writer of the
         same plan repairs. The teacher's files no writer writes again.
         """
-        shards = self.manifest.held_shards
-        return is_completed(self.storage, self._root) and all(
-            is_finished(self.storage, self.manifest, shard) for shard in shards
-        )
+        if not is_completed(self.storage, self._root):
+            return False
+        look, shards = partial(is_finished, self.storage, self.manifest), self.manifest.held_shards
+        # On this machine the first that is not is enough; elsewhere many are looked at at once.
+        return all(map(look, shards) if self.storage.folder else gather(self.storage, look, shards))
 
     @property
     def num_bad(self) -> int:

@@ -28,6 +28,7 @@ from .manifest import Manifest
 from .quantise import Steps
 from .records import ArrayFile, ArrayKey, arrays_of, extract_again
 from .recycling import Recycler, ThreadSpace
+from .root import refuse_grown
 from .selection import ChunkRows, by_chunk
 from .shard_files import ShardFile
 from .storage import NUM_REQUESTS, Storage
@@ -88,6 +89,7 @@ class ChunkSource:
         Raises:
             CorruptStoreError: the file or a chunk is missing or altered, or an ok row reads as fill; the
                 message names rows, shard, file and remedy.
+            StoreMismatchError: so it is because something was added to the store since it was opened.
             StorageError: the file cannot be read.
             PrecisionError: a value is beyond what `out` can hold.
         """
@@ -123,6 +125,7 @@ class ChunkSource:
                         convert_rows(values, part.local, out, part.places, steps)
                     concerned = parts
         except CorruptStoreError as exc:
+            refuse_grown(self.storage, self.manifest)
             raise CorruptStoreError(f"{self._spoken(concerned)}: {exc}; {extract_again(shard)}") from exc
         except StorageError as exc:
             raise type(exc)(f"{self._spoken(concerned)}: {exc}") from exc

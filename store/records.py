@@ -34,6 +34,7 @@ __all__ = [
     "arrays_of",
     "close_record",
     "extract_again",
+    "images_hash",
     "make_record",
     "mark_path",
     "parse_record",
@@ -191,12 +192,12 @@ def make_record(
         ],
         "files": [file.model_dump() for file in files],
         "statistics": statistics.model_dump(),
-        "images": _images_hash(outcomes),
+        "images": images_hash(outcomes),
     }
     return close_record(body, manifest, shard)
 
 
-def _images_hash(outcomes: Sequence[Outcome]) -> str | None:
+def images_hash(outcomes: Sequence[Outcome]) -> str | None:
     """xxh3 of the rows' content hashes, one after the other; None if that of a row is unknown."""
     contents = [outcome.content for outcome in outcomes]
     if any(content is None for content in contents):

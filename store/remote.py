@@ -14,7 +14,6 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from .answers import BeyondEndError, ShortBodyError, may_pass, translated
 from .aws import s3_options
 from .errors import AccessDeniedError, ConfigError, CorruptStoreError, StorageError
-from .storage import MAX_JSON_BYTES, NUM_REQUESTS, OpenFile, another_size, gather, too_large
+from .remote_settings import DEFAULTS, RemoteSettings
+from .storage import MAX_JSON_BYTES, OpenFile, another_size, gather, too_large
 
 if TYPE_CHECKING:
     from obstore.store import HTTPStore, S3Store
@@ -33,29 +33,6 @@ __all__ = ["DEFAULTS", "Remote", "RemoteSettings"]
 Result = TypeVar("Result")
 _BLOCK_BYTES: Final = 8 << 20
 """Most bytes of a request that is not for one inner chunk."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteSettings:
-    """How long and how often a place is asked, and how hard."""
-
-    connect_timeout_s: float = 10.0
-    """Seconds until a connection stands."""
-    read_timeout_s: float = 30.0
-    """Seconds without a single byte after which a request counts as lost."""
-    num_retries: int = 8
-    """Times that a request is tried again."""
-    retry_for_s: float = 120.0
-    """Seconds after which a request is not tried again; twice that where its body keeps ending early."""
-    first_wait_s: float = 0.2
-    """Seconds before the second try; they double, with jitter."""
-    longest_wait_s: float = 15.0
-    """Seconds between tries at most."""
-    num_requests: int = NUM_REQUESTS
-    """Requests under way at once."""
-
-
-DEFAULTS = RemoteSettings()
 _started_in: int | None = None
 """The process whose obstore threads are running; they do not survive a fork."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pydantic import Field, ValidationError
 
 from .codecs import array_metadata, group_metadata
-from .errors import CorruptStoreError, NotAStoreError
+from .errors import CorruptStoreError, NotAStoreError, StoreError, StoreMismatchError
 from .files import canonical_json, parse_json, pretty_json, xxh3
 from .manifest import FORMAT_VERSION, Manifest
 from .models import Model
@@ -22,6 +22,8 @@ from .remedies import AGAIN, COPY
 from .storage import Storage
 
 __all__ = [
+    "GROWING",
+    "JOINING",
     "PLANNING",
     "ROOT",
     "Root",
@@ -30,6 +32,7 @@ __all__ = [
     "is_teacher_name",
     "make_root",
     "read_root",
+    "refuse_grown",
 ]
 
 ROOT: Final = "zarr.json"
@@ -37,6 +40,10 @@ _MAX_NAME_BYTES: Final = 200
 """Of the teacher's files; file systems take 255, and a temporary name is longer."""
 PLANNING: Final = ".planning"
 """Marks a folder that was being planned; see `create_store`."""
+GROWING: Final = ".growing"
+"""Folder in a finished store with rows, layers or kinds that are being added to it; see `growing.py`."""
+JOINING: Final = ".joining"
+"""The same folder while its files are renamed into the store."""
 
 
 class TeacherFile(Model):
@@ -131,6 +138,27 @@ def read_root(storage: Storage) -> Root:
     return _checked(attributes)
 
 
+def refuse_grown(storage: Storage, manifest: Manifest) -> None:
+    """Tell a store to which something was added since it was opened from one that is damaged.
+
+    Raises:
+        StoreMismatchError: its manifest is another one now, or is just being replaced.
+    """
+    try:
+        now = read_root(storage).manifest
+    except NotAStoreError:
+        is_joining = JOINING in (storage.names("") or ())
+    except StoreError:
+        return
+    else:
+        is_joining = now != manifest
+    if is_joining:
+        raise StoreMismatchError(
+            f"{storage.where} is another store than the one that was opened: rows, layers or tokens were "
+            "added to it since; open it again"
+        )
+
+
 def check_array(storage: Storage, manifest: Manifest, array: ArrayKey) -> None:
     """Hold an array's own `zarr.json` against the manifest, which alone is read by.
 
@@ -154,9 +182,16 @@ def check_array(storage: Storage, manifest: Manifest, array: ArrayKey) -> None:
 
 def _not_a_store(storage: Storage) -> NotAStoreError:
     where = storage.where
-    if PLANNING in (storage.names("") or ()):
+    names = storage.names("") or ()
+    if PLANNING in names:
         return NotAStoreError(
             f"{where} is being planned, or its planning was interrupted; if nobody is at it, {AGAIN}"
+        )
+    if JOINING in names:
+        return NotAStoreError(
+            f"{where} is being joined with what was added to it, which takes moments, or that was cut short; "
+            "if nobody is at it, run the same `activault extract ... --append` or `--extend` again, which "
+            "finishes it"
         )
     if storage.folder is not None and not storage.folder.exists():
         return NotAStoreError(

@@ -19,7 +19,7 @@ from .errors import CorruptStoreError
 from .index import Index
 from .manifest import Manifest
 from .remedies import AGAIN
-from .root import Root
+from .root import Root, refuse_grown
 from .samples import ABSENT, OK, PENDING, coded, content_hash, label_ids, samples_schema, with_records
 from .sealed import read_sealed
 from .shards import ShardIndex
@@ -85,6 +85,13 @@ class SampleTable:
         return self._read([name])[name]
 
     def _read(self, columns: Collection[str] | None = None) -> pa.Table:
+        try:
+            return self._read_own(columns)
+        except CorruptStoreError:
+            refuse_grown(self._storage, self._manifest)
+            raise
+
+    def _read_own(self, columns: Collection[str] | None) -> pa.Table:
         try:
             table, found = read_samples(self._storage, self._manifest, columns)
         except FileNotFoundError as exc:

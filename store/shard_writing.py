@@ -6,6 +6,7 @@ over the values while they are in a core's cache. A thread holds one chunk and i
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,10 +19,9 @@ import xxhash
 
 from .chunk_index import ABSENT_CHUNK
 from .codecs import crc_bytes, fill_of, pack_chunk, store_into, stored_type, to_float32, with_crc
-from .files import new_file, sync_upwards
 from .manifest import Manifest
 from .quantise import Steps
-from .records import ArrayFile, ArrayKey, array_file, array_folder
+from .records import ArrayFile, ArrayKey, array_file
 from .statistics import ChannelStats
 from .tally import Tally, row_groups
 
@@ -71,19 +71,19 @@ class _Hashed:
 
 
 def write_shard_file(
-    store: Path, manifest: Manifest, shard: int, array: ArrayKey, content: Content
+    file: Path, manifest: Manifest, shard: int, array: ArrayKey, content: Content
 ) -> tuple[ArrayFile, ChannelStats]:
-    """Write one array's shard and bring it to disk; returns what the record and the statistics say of it.
+    """Write one array's shard to `file` and bring its bytes to disk, and not the names of its folders.
+
+    Returns:
+        What the record and the statistics say of it.
 
     Raises:
-        OSError: the disk is full, read-only or gone.
+        OSError: the disk is full, read-only or gone; a part of the file may be there then.
     """
     path = array_file(array.layer, array.kind, shard)
-    file, folder = store / path, store / array_folder(array.layer, array.kind)
-    for parent in (folder / "c", file.parent.parent, file.parent):
-        parent.mkdir(exist_ok=True)
     tally, index = Tally(manifest.dim), list[tuple[int, int]]()
-    with new_file(file) as opened:
+    with file.open("wb") as opened:
         stream = _Hashed(opened)
         for chunk in _chunks(manifest, shard, array, content, tally):
             packed = pack_chunk(chunk, manifest.compression)
@@ -93,8 +93,8 @@ def write_shard_file(
             del packed
         index += [(ABSENT_CHUNK, ABSENT_CHUNK)] * (manifest.chunks_per_shard - len(index))
         stream.write(with_crc(b"".join(struct.pack("<QQ", *entry) for entry in index)))
-    # The folders up to the array's own: each may be new, and its name lives in the one above.
-    sync_upwards(file.parent, 3)
+        opened.flush()
+        os.fsync(opened.fileno())
     record = ArrayFile(path=path, bytes=stream.size, hash=stream.hash, values=tally.row_sum)
     return record, tally.statistics(content.absmax)
 

@@ -17,8 +17,9 @@ from .check_samples import check_samples
 from .check_statistics import check_statistics
 from .check_structure import check_metadata, check_strangers, check_teacher
 from .check_values import check_values, value_bytes
-from .errors import CorruptStoreError
+from .errors import CorruptStoreError, StoreError
 from .findings import READABLE, Fault, Findings, VerifyReport
+from .growing import GROWING, note_of_growth
 from .index import INDEX
 from .locks import nobody_at_work
 from .places import open_storage
@@ -92,7 +93,18 @@ def _look(storage: Storage, root: Root, findings: Findings) -> FoundRecords:
     check_samples(storage, root, found, findings)
     check_teacher(storage, root, findings)
     check_strangers(storage, root, findings)
+    _look_at_growth(storage, findings)
     return found
+
+
+def _look_at_growth(storage: Storage, findings: Findings) -> None:
+    """What is being added to the store is no part of it yet; how far that is, is worth a note."""
+    try:
+        note = note_of_growth(storage)
+    except StoreError as exc:
+        note = (GROWING, f"it cannot be told what is being added ({exc}); remove {GROWING}, and add it again")
+    if note is not None:
+        findings.note(*note)
 
 
 def _look_deep(

@@ -11,40 +11,35 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from .arrow import pa
 from .buffer import ShardBuffer, refuse_other_shard
-from .checks import checked_contents
+from .collecting import collect_beside, collect_leftovers
 from .completion import is_completed, write_completion
-from .cores import in_threads, num_cores
-from .differences import first_difference, spoken
-from .errors import ConfigError, IncompleteStoreError, ShardBusyError
-from .files import atomic_write, disk_error, refuse_another_folder, xxh3
-from .locks import lock_shared
-from .manifest import Manifest
-from .marks import Mark, begin_again, collect_leftovers, own
-from .presence import is_finished
-from .records import (
-    ArrayKey,
-    FileRecord,
-    ShardRecord,
-    make_record,
-    mark_path,
-    statistics_path,
+from .cores import in_threads
+from .errors import (
+    ConfigError,
+    CorruptStoreError,
+    IncompleteStoreError,
+    ShardBusyError,
+    ShardTakenError,
+    StoreError,
 )
+from .files import disk_error, refuse_another_folder, sync_folder
+from .leases import LEASE, Heartbeat, Watch
+from .locks import lock_shared
+from .mark_files import owner_of
+from .marks import Mark, begin_again, own
+from .presence import is_finished
+from .records import ShardRecord
 from .remedies import AGAIN
 from .restoring import restore_records
 from .root import Root
-from .samples import OK, Outcome
-from .shard_writing import Content, write_shard_file
-from .statistics import Losses, statistics_bytes
+from .samples import Outcome
+from .shard_encoding import CheckedShard, checked_shard, encode_shard
 from .storage import Folder
 
 __all__ = ["StoreWriter"]
@@ -61,8 +56,11 @@ class StoreWriter:
     the same time is written by the first, and refused to the other.
     """
 
-    def __init__(self, path: Path, root: Root, samples: pa.Table) -> None:
+    def __init__(self, path: Path, root: Root, samples: pa.Table, lease: float = LEASE) -> None:
         self.path = path
+        self._lease = lease
+        self._watch = Watch(lease)
+        self._heartbeat = Heartbeat(lease)
         self._storage = Folder(path)
         self.manifest = root.manifest
         self._root = root
@@ -82,9 +80,16 @@ class StoreWriter:
         self.close()
 
     def close(self) -> None:
-        """Give up claimed shards and the writers' lock; also done when the writer is collected."""
+        """Give up claimed shards and the writers' lock; also done when the writer is collected.
+
+        The last writer to be closed removes what others left that were killed beside it.
+        """
+        self._heartbeat.stop()
         for shard in list(self._claimed):
             self._give_up(self._claimed.pop(shard))
+        if self._close.alive:
+            with contextlib.suppress(OSError, StoreError):  # best effort: the next writer does it, too
+                collect_beside(self.path, self._handle, self.manifest)
         self._close()
 
     def _refuse_closed(self) -> None:
@@ -106,8 +111,8 @@ class StoreWriter:
         """Those of `shards` that are to be written, again and again until all are finished.
 
         A round is over when the caller has written what it could claim. The next one, after a wait, is of
-        what other writers had: of those that are slow, and of those that died. The first wait is logged as a
-        warning: a writer that is stopped and not dead keeps its shards for ever.
+        what other writers had: of those that are slow, of those that died, and of those whose lease ran out.
+        The first wait is logged.
         """
         told = False
         while shards:
@@ -122,8 +127,8 @@ class StoreWriter:
     def _waiting_for(self, shards: Sequence[int]) -> str:
         which = f"shard {shards[0]}" + (f" and {len(shards) - 1} more" if len(shards) > 1 else "")
         return (
-            f"waiting for {which} of {self.path}, which another process is writing; should that be stopped, "
-            f"end it, and they are written here: `fuser {self.path / mark_path(shards[0])}` tells which it is"
+            f"waiting for {which} of {self.path}, which {owner_of(self.path, shards[0])} is writing; it is "
+            f"taken over when that dies, or gives no sign of life for {self._lease:.0f} s"
         )
 
     def claim(self, shard: int) -> bool:
@@ -140,7 +145,7 @@ class StoreWriter:
         refuse_other_shard(self.manifest, shard)
         try:
             refuse_another_folder(self._handle, self.path)
-            mark = own(self.path, self.manifest, shard)
+            mark = self._own(shard)
         except ShardBusyError:
             return False
         except OSError as exc:
@@ -150,6 +155,11 @@ class StoreWriter:
             return False
         self._claimed[shard] = mark
         return True
+
+    def _own(self, shard: int) -> Mark:
+        mark = own(self.path, self.manifest, shard, self._lease, self._watch)
+        self._heartbeat.add(mark)
+        return mark
 
     @staticmethod
     def _give_up(mark: Mark) -> None:
@@ -187,69 +197,51 @@ class StoreWriter:
                 published.
             PrecisionError: int8 codes are further off than they may be; nothing is published.
             ShardBusyError: another thread or process is publishing this shard.
+            ShardTakenError: this writer gave no sign of life for its lease, and another has the shard now.
             StoreError: the disk is full, read-only or gone; finished shards are kept.
         """
         self._refuse_closed()
-        _refuse_foreign(buffer, self.manifest)
-        if len(outcomes) != len(buffer.rows):
-            raise ConfigError(
-                f"shard {buffer.shard} has {len(buffer.rows)} rows; got {len(outcomes)} outcomes"
-            )
-        if threads is not None and threads < 1:
-            raise ConfigError(f"a shard is written by 1 thread or more; got {threads}")
-        num_arrays = len(self.manifest.layers) * len(self.manifest.kinds)
-        # Two chunks a thread are within the bound as long as there are no more threads than chunks.
-        threads = min(threads or num_cores(), num_arrays, self.manifest.chunks_per_shard)
-        is_ok = np.array([outcome.status == OK for outcome in outcomes], dtype=bool)
-        for offset in np.flatnonzero(~is_ok):
-            buffer.clear(int(offset))
-        contents = checked_contents(self.manifest, buffer, is_ok, self._keys, threads)
-        return self._publish(buffer, outcomes, contents, threads, check)
-
-    def _publish(
-        self,
-        buffer: ShardBuffer,
-        outcomes: Sequence[Outcome],
-        contents: Mapping[ArrayKey, Content],
-        threads: int,
-        check: Callable[[ShardRecord], object] | None,
-    ) -> ShardRecord:
-        """Own the shard, write it and let it go again, whatever comes."""
+        checked = checked_shard(self.manifest, buffer, outcomes, self._keys, threads)
         try:
             refuse_another_folder(self._handle, self.path)
-            mark = self._claimed.pop(buffer.shard, None) or own(self.path, self.manifest, buffer.shard)
+            mark = self._claimed.pop(buffer.shard, None) or self._own(buffer.shard)
             try:
-                record = self._write(mark, buffer, outcomes, contents, threads, check)
-            except BaseException:
+                return self._write(mark, checked, check)
+            except BaseException as exc:
+                # Also what was read back, for `check`, may be another owner's by now.
+                is_taken = isinstance(exc, OSError | CorruptStoreError) and not mark.is_held
                 self._give_up(mark)
+                if is_taken:
+                    refuse_another_folder(self._handle, self.path)  # the disk is gone, and not the shard
+                    raise self._taken(buffer.shard) from exc
                 raise
-            mark.close()
         except OSError as exc:
             raise disk_error(exc, self.path, buffer.nbytes) from exc
-        return record
+
+    def _taken(self, shard: int) -> ShardTakenError:
+        return ShardTakenError(
+            f"a shard is its owner's as long as that gives signs of life; shard {shard} of {self.path} was "
+            f"taken over by {owner_of(self.path, shard)} after {self._lease:.0f} s without one; nothing is "
+            "lost, and the store goes on to be written"
+        )
 
     def _write(
-        self,
-        mark: Mark,
-        buffer: ShardBuffer,
-        outcomes: Sequence[Outcome],
-        contents: Mapping[ArrayKey, Content],
-        threads: int,
-        check: Callable[[ShardRecord], object] | None,
+        self, mark: Mark, checked: CheckedShard, check: Callable[[ShardRecord], object] | None
     ) -> ShardRecord:
-        shard = buffer.shard
-        begin_again(self.path, [shard])
-        write = partial(write_shard_file, self.path, self.manifest, shard)
-        written = in_threads(lambda item: write(*item), contents.items(), threads)
-        files, found = zip(*written, strict=True)
-        statistics = {}
-        for array, stats in zip(contents, found, strict=True):
-            errors = buffer.errors(array)
-            statistics[array] = stats if errors is None else replace(stats, losses=Losses(*errors))
-        data = statistics_bytes(statistics)
-        atomic_write(self.path / statistics_path(shard), data)
-        summary = FileRecord(path=statistics_path(shard), bytes=len(data), hash=xxh3(data))
-        record, text = make_record(self.manifest, shard, outcomes, files, summary)
+        """Write the shard beside the store, then put it in its place; all of it fails for a late owner."""
+        shard, staging = checked.buffer.shard, mark.staging
+        encoded = encode_shard(staging.folder, self.manifest, checked, staging.name_of)
+        record, text = encoded.record(self.manifest, shard)
+        refuse_another_folder(self._handle, self.path)
+        begin_again(self.path, [shard], mark)
+        folders = dict[Path, None]()
+        for file in (*record.files, record.statistics):
+            target = self.path / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staging.put(file.path)
+            # The folders up to the array's own: each may be new, and its name lives in the one above.
+            folders |= dict.fromkeys([target.parent, *target.parents[1:4]] if file in record.files else [])
+        in_threads(sync_folder, [*folders, self.path / "shards"], checked.threads)
         if check is not None:
             check(record)
         refuse_another_folder(self._handle, self.path)
@@ -278,16 +270,3 @@ class StoreWriter:
                 write_completion(self.path, self._root, self.samples)
         except OSError as exc:
             raise disk_error(exc, self.path, self.samples.nbytes) from exc
-
-
-def _refuse_foreign(buffer: ShardBuffer, manifest: Manifest) -> None:
-    """A buffer holds values as its own manifest's dtype does, int8's by its own steps."""
-    if buffer.manifest is manifest:
-        return
-    difference = first_difference(buffer.manifest, manifest)
-    if difference is not None:
-        field, given, ours = difference
-        raise ConfigError(
-            f"a shard is published from a buffer of its own store; {field} is {spoken(given)} in the buffer "
-            f"and {spoken(ours)} here; fill one of StoreWriter.buffer"
-        )

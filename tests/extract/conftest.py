@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import timm
 import torch
 from PIL import Image
 
+from activault.extract import architectures
 from activault.extract.backbone import Backbone, load_backbone, save_teacher
 from activault.extract.run import ExtractOptions
 
@@ -23,6 +25,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fsync() -> Iterator[None]:
+    """No test cuts the power, and waiting for the disk took most of their time; killed writers do sync."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +50,7 @@ def tiny_weights(tiny: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture
-def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every model that timm is asked for is a small one: its classes, options and code, few narrow blocks.
 
     Heads are of 16 channels: rotary positions take a multiple of 4.
@@ -51,6 +61,9 @@ def small_models(monkeypatch: pytest.MonkeyPatch) -> None:
         return create(name, **{"embed_dim": 32, "depth": 3, "num_heads": 2, **options})
 
     monkeypatch.setattr(timm, "create_model", small)
+    architectures.outline.cache_clear()
+    yield
+    architectures.outline.cache_clear()
 
 
 def colour(number: int) -> tuple[int, int, int]:

@@ -137,6 +137,24 @@ def test_a_run_stops_keeps_what_is_finished_and_goes_on_with_a_higher_budget(
     assert open_store(tmp_path / "t.zarr").digest == summary.digest
 
 
+def test_bad_rows_of_a_shard_that_is_computed_again_count_once(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    keys = open_source(make_folder(24)).keys
+    folder = damaged(tmp_path / "photos", [int(Path(keys[row]).stem) for row in (1, 4, 9, 10)])
+    store, allowed = tmp_path / "s.zarr", changed(options, order="kept", max_bad="4")
+    digest = extract(folder, store, allowed).digest
+    lost = store / "layer_06" / "patches" / "c" / "0" / "0" / "0"
+    lost.unlink()
+    again = extract(folder, store, allowed)
+    assert (again.num_new, again.bad, again.digest) == (8, {"empty": 4}, digest)
+    lost.unlink()
+    with pytest.raises(
+        ImageSourceError, match=r"3 images are bad, and max_bad allows 2 .*2 in shards that were"
+    ):
+        extract(folder, store, changed(allowed, max_bad="2"))
+
+
 def test_the_default_allows_few_and_refuses_a_share(
     make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
 ) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from activault.extract import capture as capture_module
 from activault.extract.backbone import Backbone
 from activault.extract.capture import Decoded, StallTimes, capture
 from activault.store import (
@@ -142,7 +141,7 @@ def test_a_shard_whose_owner_gives_up_is_computed_by_the_one_that_waits(
 ) -> None:
     other, writer = plan(tmp_path / "s.zarr", tiny), plan(tmp_path / "s.zarr", tiny)
     assert other.claim(1)
-    monkeypatch.setattr(capture_module.time, "sleep", lambda seconds: other.close())
+    monkeypatch.setattr(time, "sleep", lambda seconds: other.close())
     capture(writer, tiny, good, batch_size=8, workers=2)
     assert writer.unfinished == []
 
@@ -269,10 +268,11 @@ def test_decoding_waits_for_the_teacher_and_computing_for_the_writer(
     monkeypatch.setattr(writer, "publish", slow)
     stalls = capture(writer, tiny, decode, batch_size=2, workers=2, progress=progress)
     assert most == 1
-    assert max(ahead) <= 2 * 2 + 2 + 2
+    # Ahead of the teacher, and two batches that it has and one that is not told of yet.
+    assert max(ahead) <= 2 * 2 + 2 + 3 * 2
     assert stalls.write > 0.05
     assert sum(stalls.shares().values()) == pytest.approx(1.0)
 
 
 def test_shares_of_nothing_are_nothing() -> None:
-    assert StallTimes().shares() == {"decode": 0.0, "compute": 0.0, "write": 0.0}
+    assert StallTimes().shares() == {"decode": 0.0, "compute": 0.0, "copy": 0.0, "write": 0.0}

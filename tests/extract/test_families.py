@@ -34,6 +34,8 @@ FAMILIES = {
     "rope-per-block": ("vit_base_patch16_rope_mixed_224", 16, (1, 0)),
 }
 ROTARY = ("dinov3", "dinov3-biases", "eva02", "eva02-fused", "eva02-clip", "rope-per-block")
+POOLED = ("eva02", "eva02-fused")
+"""Those whose final norm timm applies behind the pooling."""
 PARTS = {
     "dinov2": ("vit_{}_patch14_dinov2", ("small", "base", "large")),
     "dinov2-registers": ("vit_{}_patch14_reg4_dinov2", ("small", "base", "large")),
@@ -84,7 +86,28 @@ def test_layers_are_timms_own_bit_for_bit(family: str, scale: tuple[int, int]) -
         assert torch.equal(ours[layer], tokens)
         assert torch.equal(backbone.blocks[layer - 1](ours[layer - 1]), tokens)
         assert tokens.isfinite().all()
-    assert torch.equal(backbone.norm(ours[layer]), backbone.vit.forward_features(batch))
+    final = backbone.vit.forward_features(batch)
+    assert torch.equal(
+        backbone.norm(ours[layer]), final if family not in POOLED else backbone.vit.fc_norm(final)
+    )
+
+
+@pytest.mark.usefixtures("small_models")
+def test_the_final_norm_of_a_pooling_model_is_the_one_that_its_weights_have(tmp_path: Path) -> None:
+    """EVA-02's pre-training puts its norm on every token; timm keeps it as `fc_norm`, behind the pooling."""
+    backbone = load_backbone("eva02_base_patch14_224", image_size=28, random_seed=0)
+    tensors = backbone.tensors()
+    published = {name: tensor for name, tensor in tensors.items() if not name.startswith("fc_norm.")}
+    published |= {"mask_token": torch.zeros(1, 1, 32), "norm.weight": torch.full((32,), 3.0)}
+    save_file(published | {"norm.bias": torch.full((32,), 7.0)}, tmp_path / "mim.safetensors")
+    teacher = load_backbone("eva02_base_patch14_224", image_size=28, weights=tmp_path / "mim.safetensors")
+    normed = teacher.norm(torch.randn(2, 5, 32))
+    torch.testing.assert_close(normed.mean(-1), torch.full((2, 5), 7.0), rtol=0, atol=1e-4)
+    torch.testing.assert_close(normed.std(-1, correction=0), torch.full((2, 5), 3.0), rtol=0, atol=1e-4)
+    (tmp_path / "teacher").mkdir()
+    save_teacher(teacher, tmp_path / "teacher")
+    again = load_teacher(tmp_path / "teacher")
+    assert torch.equal(again.norm(torch.ones(1, 1, 32)), torch.full((1, 1, 32), 7.0))
 
 
 @pytest.mark.usefixtures("small_models")

@@ -99,7 +99,7 @@ def test_a_file_that_is_not_there_is_a_bad_row(photos: Path) -> None:
 def test_a_root_that_is_gone_is_an_error(photos: Path) -> None:
     source = open_source(write_csv(photos / "list.csv", ("path",), [("class0/0.png",)]))
     photos.rename(photos.with_name("elsewhere"))
-    with pytest.raises(ImageSourceError, match=r"photos is gone; bring it back"):
+    with pytest.raises(ImageSourceError, match=r"photos is gone \(No such file.*\); bring it back"):
         source.read(0)
 
 

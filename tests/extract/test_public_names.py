@@ -14,11 +14,16 @@ from activault.store import MissingExtraError
 def test_public_names() -> None:
     assert sorted(activault.extract.__all__) == [
         "Backbone",
+        "Estimate",
         "ExtractOptions",
         "ExtractSummary",
+        "GrowthSummary",
         "ImageFolder",
         "ImageSource",
         "SourceOptions",
+        "append",
+        "estimate",
+        "extend",
         "extract",
         "load_backbone",
         "load_teacher",

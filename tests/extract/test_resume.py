@@ -212,10 +212,13 @@ def test_ctrl_c_stops_the_threads_and_the_next_run_goes_on(
     assert not [t for t in threading.enumerate() if t.name.startswith(("decode", "publish"))]
     store = open_store(tmp_path / "s.zarr")
     assert not store.complete
-    assert store.finished_rows.tolist() == list(range(16))
+    # A shard whose last batch was begun is finished before it is over.
+    finished = len(store.finished_rows)
+    assert finished in {16, 24}
+    assert store.finished_rows.tolist() == list(range(finished))
     assert verify_store(tmp_path / "s.zarr", deep=True).ok
     resumed = extract(folder, tmp_path / "s.zarr", options)
-    assert resumed.num_new == 14
+    assert resumed.num_new == 30 - finished
     assert resumed.digest == extract(folder, tmp_path / "fresh.zarr", options).digest
 
 

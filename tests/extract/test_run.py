@@ -116,6 +116,10 @@ def test_shards_are_smaller_where_memory_is(
     monkeypatch.setattr(planning, "memory_bytes", lambda: 8 * 4 * 2 * 5 * 64 * 2)
     extract(folder, tmp_path / "s.zarr", changed(options, shard_rows=None))
     assert open_store(tmp_path / "s.zarr").manifest.shard_rows == 4
+    extract(folder, tmp_path / "more.zarr", changed(options, shard_rows=8))
+    assert open_store(tmp_path / "more.zarr").manifest.shard_rows == 8
+    with pytest.raises(ConfigError, match="rows a shard are 1 to 8 here"):
+        extract(folder, tmp_path / "most.zarr", changed(options, shard_rows=9))
 
 
 def test_a_path_that_is_something_else_is_refused_before_the_teacher_is_loaded(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,51 @@ def test_a_folder_of_two_kinds_is_in_doubt_until_it_is_said(tmp_path: Path) -> N
     parquet(tmp_path / "y.parquet")
     with pytest.raises(ConfigError, match="may be tar or parquet; say which"):
         open_source(tmp_path)
+
+
+OF_KINDS = {
+    "folder": "",
+    "tar": "keys image_column label_column index",
+    "parquet": "keys image_column key_column label_column",
+    "table": "path_column key_column label_column image_root",
+}
+SAID = {"keys": "place", "index": "none"}
+
+
+@pytest.mark.parametrize("kind", OF_KINDS)
+@pytest.mark.parametrize("name", [each.name for each in fields(SourceOptions) if each.name != "kind"])
+def test_an_option_that_would_change_nothing_is_refused(tmp_path: Path, kind: str, name: str) -> None:
+    places = {"folder": "photos", "tar": "x.tar", "parquet": "x.parquet", "table": "list.csv"}
+    image(tmp_path / "photos" / "cat" / "a.png")
+    tar(tmp_path / "x.tar")
+    parquet(tmp_path / "x.parquet")
+    (tmp_path / "list.csv").write_text("path\nphotos/cat/a.png\n")
+    options = SourceOptions(**{"kind": kind, name: SAID.get(name, "said")})  # type: ignore[arg-type]
+    flag = {"index": "--tar-index"}.get(name, f"--{name.replace('_', '-')}")
+    try:
+        open_source(tmp_path / places[kind], options)
+    except ConfigError as exc:
+        refused = f"{flag} would change nothing for " in str(exc)
+    except ImageSourceError:  # it was looked for, and is not there
+        refused = False
+    else:
+        refused = False
+    assert refused == (name not in OF_KINDS[kind].split())
+
+
+def test_what_is_refused_names_every_flag_and_the_kind(tmp_path: Path) -> None:
+    image(tmp_path / "cat" / "a.png")
+    with pytest.raises(
+        ConfigError,
+        match=r"--label-column and --tar-index would change nothing for a folder of images, .*--source",
+    ):
+        open_source(tmp_path, SourceOptions(label_column="species", index="none"))
+
+
+def test_keys_are_places_or_of_a_column(tmp_path: Path) -> None:
+    parquet(tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match="got --keys place and --key-column n; leave one"):
+        open_source(tmp_path / "x.parquet", SourceOptions(keys="place", key_column="n"))
 
 
 def test_a_store_among_the_images_is_none_of_them(tmp_path: Path) -> None:

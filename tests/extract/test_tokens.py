@@ -20,7 +20,7 @@ from activault.store import (
     open_store,
     verify_store,
 )
-from activault.store.layout import require_all_tokens
+from activault.store.layout import TokenKind, require_all_tokens
 
 from .conftest import MakeFolder, changed
 
@@ -75,6 +75,21 @@ def test_selection(kept: KeptPatches, prefix: tuple[int, int]) -> None:
     expected = {None: patches, "mean": patches.mean(1, keepdim=True)}
     wanted = expected[kept] if not isinstance(kept, tuple) else patches[:, list(kept)]
     assert torch.equal(found[:, sum(prefix) :], wanted)
+
+
+@pytest.mark.parametrize("kept", [None, "mean", (0, 3, 5)], ids=str)
+@pytest.mark.parametrize("kinds", [("cls",), ("registers",), ("patches",), ("cls", "patches")], ids="-".join)
+def test_kinds_are_selected_with_the_patches(kinds: tuple[TokenKind, ...], kept: KeptPatches) -> None:
+    layout = TokenLayout(num_cls=1, num_registers=4, grid=(2, 3), kept_patches=kept)
+    tokens = torch.randn(2, 11, 8)
+    whole = kept_tokens(tokens, layout)
+    expected = torch.cat([whole[:, layout.span(kind)] for kind in kinds], dim=1)
+    assert torch.equal(kept_tokens(tokens, layout, kinds), expected)
+
+
+def test_a_cls_token_is_looked_at_where_it_is() -> None:
+    layout, tokens = TokenLayout(num_cls=1, num_registers=4, grid=(2, 3)), torch.randn(2, 11, 8)
+    assert kept_tokens(tokens, layout, ("cls",)).data_ptr() == tokens.data_ptr()
 
 
 def test_the_mean_is_taken_in_float32() -> None:

@@ -46,6 +46,9 @@ def test_training_needs_all_patches(
         (("--patches", "random:5"), "a grid of 2 x 2 has 4 patches; got 'random:5'"),
         (("--crop-mode", "squash"), "so a resize of 32 has no meaning"),
         (("--patches", "mean", "--tokens", "cls"), "without patches; keep them too"),
+        (("--rank", "1"), "rank and world go together; got rank 1 and world None"),
+        (("--rank", "2", "--world", "2"), "a rank is among 0 to world - 1; got rank 2 of world 2"),
+        (("--lease", "0"), "a lease is from 1 to 86,400 seconds; got 0"),
     ],
 )
 def test_flags_that_cannot_be_used_are_one_line(

@@ -8,10 +8,11 @@ import activault.store as room
 NAMES = """
 AccessDeniedError ActivationLoader ActivaultError Batch ChannelStats ConfigError CorruptStoreError
 FORMAT_VERSION Fault ImageSourceError IncompleteStoreError KINDS Manifest MissingExtraError NonFiniteError
-NotAStoreError Outcome PrecisionError Preprocessing RunError ShardBuffer ShardBusyError ShardRecord SourceInfo
-StorageError Store StoreError StoreMismatchError StoreWriter StoredDtype TeacherInfo TokenKind TokenLayout
-UnreachableError VerifyReport WeightsError choose_grid create_store hold_out_rows layer_name merge open_store
-parse_kinds parse_layers plan_samples publish pull split_of split_rows verify_store
+NotAStoreError Outcome PrecisionError Preprocessing RunError ShardBuffer ShardBusyError ShardRecord
+ShardTakenError SourceInfo StorageError Store StoreError StoreMismatchError StoreWriter StoredDtype
+TeacherInfo TokenKind TokenLayout UnreachableError VerifyReport WeightsError choose_grid create_store
+hold_out_rows layer_name merge open_store parse_kinds parse_layers plan_samples publish pull split_of
+split_rows verify_store
 """
 
 

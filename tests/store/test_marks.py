@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from activault.store import StoreError, StoreWriter, open_store, verify_store
+from activault.store import shard_encoding as encoding_module
 from activault.store import writer as writer_module
 from activault.store.errors import ShardBusyError
 from activault.store.marks import own, owned_shards
+from activault.store.staging import Staging
 
 from .conftest import Plan
 
@@ -26,7 +28,7 @@ def files_of(plan: Plan, shard: int) -> list[Path]:
 
 
 def fail_at_array(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
-    original, done = writer_module.write_shard_file, 0
+    original, done = encoding_module.write_shard_file, 0
 
     def failing(*arguments: object) -> object:
         nonlocal done
@@ -35,7 +37,7 @@ def fail_at_array(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseExcep
             raise error
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(writer_module, "write_shard_file", failing)
+    monkeypatch.setattr(encoding_module, "write_shard_file", failing)
 
 
 def test_another_process_is_refused_while_a_shard_has_an_owner(plan: Plan) -> None:
@@ -91,11 +93,26 @@ def test_a_shard_that_failed_leaves_nothing(
     assert writer.unfinished == [2, 3]
 
 
+def fail_at_name(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Ctrl-C when that many files of a shard have their names in the store but one."""
+    original, done = Staging.put, 0
+
+    def failing(self: Staging, path: str) -> None:
+        nonlocal done
+        done += 1
+        if done == number:
+            raise KeyboardInterrupt
+        original(self, path)
+
+    monkeypatch.setattr(Staging, "put", failing)
+
+
 def killed_in(plan: Plan, monkeypatch: pytest.MonkeyPatch, shard: int) -> None:
     """What a writer leaves that is killed in the midst of a shard."""
     with monkeypatch.context() as patch, plan.open() as writer:
+        patch.setattr(writer_module, "collect_beside", lambda *_: None)
         patch.setattr(StoreWriter, "_give_up", staticmethod(lambda mark: mark.close()))
-        fail_at_array(patch, 5, KeyboardInterrupt())
+        fail_at_name(patch, 5)
         with pytest.raises(KeyboardInterrupt):
             plan.publish(writer, shard)
 

@@ -192,7 +192,7 @@ def test_a_shard_that_another_process_has_is_come_back_to(
     mark = own(pulled, written.manifest, 1)
     threading.Timer(0.5, mark.close).start()
     pull(written.path, pulled)
-    assert not mark.close.alive
+    assert not mark.is_open
     assert tree(pulled) == tree(written.path)
 
 

@@ -13,16 +13,24 @@ from activault.store.repair_plan import plan_repair
 
 from .conftest import Plan
 
+NAMED = "named "
+
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Files and folders in the order in which they are brought to disk."""
+    """Files and folders as they are brought to disk, and files as they get their names."""
     names: list[str] = []
+    replace = os.replace
 
     def note(handle: int) -> None:
         names.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
 
+    def named(source: Path, target: Path) -> None:
+        replace(source, target)
+        names.append(NAMED + str(target))
+
     monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", named)
     return names
 
 
@@ -37,14 +45,19 @@ def assert_in_order(path: Path, synced: list[str]) -> None:
     folders = {str(folder) for folder in path.glob("layer_*/*/c/0/**") if folder.is_dir()}
     folders |= {str(folder) for folder in path.glob("layer_*/*/c")}
     folders |= {str(folder) for folder in path.glob("layer_*/*") if folder.is_dir()}
-    record, statistics = first(synced, "/.00000.json.tmp"), first(synced, "/.00000.stats")
+    record, shards = synced.index(f"{NAMED}{path}/shards/00000.json"), str(path / "shards")
     assert folders <= set(synced[:record])
-    places = [place for place, name in enumerate(synced) if "/c/0/0/.0." in name]
-    assert len(places) == 9
+    for file in arrays:
+        assert synced.index(NAMED + file) < synced.index(str(Path(file).parent))
+    places = [synced.index(NAMED + file) for file in (*arrays, f"{path}/shards/00000.stats.safetensors")]
+    contents = [place for place, name in enumerate(synced) if "0-0-0.tmp" in name or "/c/0/0/.0." in name]
+    assert len([name for name in contents if name < record]) == 9
     removed = synced.index(str(path))
-    assert removed < synced.index(str(path / "shards"), removed) < min(places)
-    assert max(places) < statistics < record
-    assert synced[record + 1] == str(path / "shards")
+    assert removed < synced.index(shards, removed) < min(places)
+    assert max(places) < record
+    assert shards in synced[max(places) : record]
+    assert ".00000" in synced[record - 1]
+    assert synced[record + 1] == shards
 
 
 def test_everything_is_on_disk_before_the_record(plan: Plan, synced: list[str]) -> None:
@@ -53,6 +66,7 @@ def test_everything_is_on_disk_before_the_record(plan: Plan, synced: list[str]) 
     plan.publish(writer, 0)
     assert_in_order(plan.path, synced)
     assert synced[-1] == str(plan.path / "shards")
+    assert not [name for name in synced if name.startswith(NAMED) and "/shards/" in name and ".tmp" in name]
 
 
 def test_so_it_is_in_a_copy(written: Plan, plan: Plan, synced: list[str]) -> None:
@@ -74,4 +88,5 @@ def test_a_repair_brings_the_removal_of_the_index_to_disk(copy: Path, synced: li
     synced.clear()
     assert forget_shards(copy, repair) == [0]
     shards = str(copy / "shards")
-    assert synced == [shards, str(copy), shards], "records first, then the index's removal, then the record's"
+    brought = [name for name in synced if not name.startswith(NAMED)]
+    assert brought == [shards, str(copy), shards], "records, then the index's removal, then the record's"

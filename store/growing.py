@@ -1,0 +1,60 @@
+"""What a store that is being grown has beside it: names, what they mean, and what to say of them.
+
+A finished store grows by rows after its last one, or by layers or token kinds of the same rows. What is new
+is written as a store of its own in the hidden folder `.growing`: the part that the grown store has and the
+old one has not. When all of it is there, and all metadata of the grown store beside it, the folder is renamed
+to `.joining`: from then on the store is the grown one, whoever carries out the renames that are left.
+
+    .growing/zarr.json, layer_*, shards ...   the new part, a partial copy of the grown store, under way
+    .growing/joined/                          the grown store's metadata, while they are gathered
+    .joining/                                 the same folder, when nothing but renames is left to do
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from .presence import shards_named
+from .records import record_path
+from .root import GROWING, JOINING, ROOT, Root, read_root
+from .storage import Folder, Storage
+
+__all__ = ["GROWING", "JOINED", "JOINING", "growing_root", "note_of_growth"]
+
+JOINED: Final = "joined"
+"""Folder within `.growing`: what the grown store has in its own folder, but for arrays."""
+_GO_ON: Final = "run the same `activault extract ... --append` or `--extend` again, which finishes it"
+
+
+def growing_root(store: Path) -> Root | None:
+    """The root of what is being written; None where nothing is planned.
+
+    Raises:
+        CorruptStoreError: its `zarr.json` was altered.
+    """
+    folder = store / GROWING
+    return read_root(Folder(folder)) if (folder / ROOT).exists() else None
+
+
+def note_of_growth(storage: Storage) -> tuple[str, str] | None:
+    """Name and a line for people about what is under way in a store; None where nothing is.
+
+    Raises:
+        CorruptStoreError: the growing part was altered.
+    """
+    if storage.folder is None:
+        return None
+    if (storage.folder / JOINING).exists():
+        return JOINING, "new data are being joined to the store, or that was cut short; " + _GO_ON
+    root = growing_root(storage.folder)
+    if root is None:
+        return None
+    names = Folder(storage.folder / GROWING).names("shards") or []
+    done, total = len(shards_named(names, record_path, root.manifest)), len(root.manifest.held_shards)
+    what = f"layers {', '.join(map(str, root.manifest.layers))} ({', '.join(root.manifest.kinds)})"
+    rows = f"rows up to {root.manifest.num_rows - 1}"
+    return GROWING, (
+        f"{rows}, {what} are being added: {done} of {total} shards are there, and nobody reads them yet; "
+        f"finish it by the same command, or remove {GROWING} to drop them"
+    )
