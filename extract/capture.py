@@ -33,7 +33,7 @@ from .peak_memory import device_peak, host_peak, start_counting
 from .publisher import Publisher
 from .stalls import StallTimes
 
-__all__ = ["Decoded", "Progress", "StallTimes", "capture", "exact_arithmetic", "without_pixels"]
+__all__ = ["Decoded", "Progress", "StallTimes", "capture", "without_pixels"]
 
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""

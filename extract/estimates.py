@@ -219,6 +219,7 @@ def _planned(
             layout=planned_layout(backbone, options),
             seed=options.seed,
             workers=options.workers or num_cores(),
+            arithmetic=options.arithmetic,
             most_rows=_QUICK_CALIBRATION_ROWS,
         )
 

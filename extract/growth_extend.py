@@ -87,6 +87,7 @@ class AddedArrays:
                 layout=layout,
                 seed=self.options.seed,
                 workers=self.options.workers or num_cores(),
+                arithmetic=self.options.arithmetic,
             )
             steps = dict(zip(new, found, strict=True))
         return extended_manifest(there, layers, kinds, layout, steps, versions(there))
