@@ -1,21 +1,14 @@
-"""Writers of one store in a bucket, stopped and woken at every request; the bucket is in memory.
-
-Every writer here computes other values, as machines of different kinds do: whatever one puts in the place of
-another's, or takes for another's, shows.
-"""
+"""What a writer of a store in a bucket does beside others, and what it leaves; the bucket is in memory."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pytest
 from memory_objects import Bucket, MemoryObjects, dump
 
@@ -26,94 +19,19 @@ from activault.store import (
     Outcome,
     ShardBusyError,
     StoreMismatchError,
-    open_store,
     verify_store,
 )
 from activault.store import object_shards as shards_module
-from activault.store.creation import write_teacher_files
-from activault.store.object_leases import Leases
-from activault.store.object_planning import plan_objects
-from activault.store.object_writer import ObjectWriter
-from activault.store.scratch import Scratch
+from activault.store.reader import _open
 
-from .conftest import Plan, make_manifest, write_teacher
-
-
-class Killed(BaseException):
-    """The writer is gone without a word."""
+from .bucket_writers import assert_sound, at_step, finish, kill, killed_at, opened, small
+from .conftest import Plan, make_manifest
 
 
 @pytest.fixture(autouse=True)
 def _one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests in one order, so that each can be counted."""
     monkeypatch.setattr(shards_module, "_UPLOADS", 1)
-
-
-def small(tmp_path: Path, scale: float = 1.0, **changes: object) -> Plan:
-    """A store of one shard of three arrays, of values times `scale`."""
-    fields = {"num_rows": 6, "layers": (2,), "shard_rows": 8, "chunk_rows": 4} | changes
-    plan = Plan(tmp_path / "local.zarr", make_manifest(**fields), frozenset((1,)))
-    plan.values = plan.values * np.float32(scale)
-    return plan
-
-
-def opened(plan: Plan, bucket: Bucket, at_put: Callable[[str], object] = lambda path: None) -> ObjectWriter:
-    """A writer for whom a lease that does not change is over at once."""
-    objects = MemoryObjects(bucket, at_put)
-    leases, scratch = Leases(objects, 500.0, clock=count(step=1000).__next__), Scratch()
-
-    def teacher(folder: Path) -> object:
-        return write_teacher_files(folder, write_teacher)
-
-    folder = scratch.folder("plan")
-    root = plan_objects(objects, leases, plan.manifest, plan.samples, teacher, folder)  # type: ignore[arg-type]
-    writer = ObjectWriter(objects, root, plan.samples, leases, scratch)
-    writer._uploads = objects
-    return writer
-
-
-@contextmanager
-def killed_at(writer: ObjectWriter) -> Iterator[None]:
-    """What is left of a writer that dies: no lease is given up."""
-    writer._leases.give_up = lambda path: None  # type: ignore[method-assign]
-    with pytest.raises(Killed):
-        yield
-    writer._scratch.close()
-
-
-def finish(plan: Plan, bucket: Bucket, at_put: Callable[[str], object] = lambda path: None) -> None:
-    with opened(plan, bucket, at_put) as writer:
-        for shard in writer.unfinished:
-            assert writer.claim(shard)
-            plan.publish(writer, shard)  # type: ignore[arg-type]
-        writer.complete()
-
-
-def at_step(step: int, what: Callable[[], object]) -> Callable[[str], object]:
-    """Do `what` before the put of that number."""
-    left = [step]
-
-    def at_put(path: str) -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            what()
-
-    return at_put
-
-
-def kill() -> None:
-    raise Killed
-
-
-def assert_sound(bucket: Bucket, folder: Path) -> None:
-    report = verify_store(dump(bucket, folder), values=True, complete=True)
-    assert report.faults == ()
-    assert report.notes == ()
-    assert not [path for path in bucket if path.rpartition("/")[2].startswith(".")]
-
-
-PUTS = 5
-"""Of a shard of three arrays: their files, the statistics, the record."""
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
@@ -124,63 +42,6 @@ def test_a_bucket_gets_what_a_folder_gets(tmp_path: Path, dtype: str) -> None:
     plan.write()
     files = {file.relative_to(plan.path).as_posix(): file for file in plan.path.rglob("*") if file.is_file()}
     assert bucket == {name: file.read_bytes() for name, file in files.items() if file.name != ".lock"}
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("step", range(1, PUTS + 1))
-def test_a_late_owner_wakes_when_all_is_done(tmp_path: Path, dtype: str, step: int) -> None:
-    late, quick = small(tmp_path, dtype=dtype), small(tmp_path, 1.01, dtype=dtype)
-    bucket: Bucket = {}
-    opened(late, bucket).close()
-    with opened(late, bucket) as writer:
-        assert writer.claim(0)
-        writer._objects.at_put = at_step(step, lambda: finish(quick, bucket))  # type: ignore[attr-defined]
-        late.publish(writer, 0)  # type: ignore[arg-type]
-        assert writer.unfinished == []
-        before = dict(bucket)
-        writer.complete()
-    assert bucket == before
-    assert_sound(bucket, tmp_path / "dumped")
-
-
-@pytest.mark.parametrize("second", range(1, PUTS + 1))
-@pytest.mark.parametrize("first", range(1, PUTS + 1))
-def test_a_late_owner_wakes_in_the_midst_of_another(tmp_path: Path, first: int, second: int) -> None:
-    """It goes on beside one that dies after some puts; a third one ends what is left."""
-    plans = [small(tmp_path, scale) for scale in (1.0, 1.01, 0.99)]
-    bucket: Bucket = {}
-    opened(plans[0], bucket).close()
-
-    def another() -> None:
-        writer = opened(plans[1], bucket)
-        assert writer.claim(0)
-        writer._objects.at_put = at_step(second, kill)  # type: ignore[attr-defined]
-        with killed_at(writer):
-            plans[1].publish(writer, 0)  # type: ignore[arg-type]
-
-    with opened(plans[0], bucket) as writer:
-        assert writer.claim(0)
-        writer._objects.at_put = at_step(first, another)  # type: ignore[attr-defined]
-        plans[0].publish(writer, 0)  # type: ignore[arg-type]
-    finish(plans[2], bucket)
-    assert_sound(bucket, tmp_path / "dumped")
-
-
-@pytest.mark.parametrize("step", range(1, 26))
-def test_a_store_is_finished_whenever_its_writer_dies(tmp_path: Path, step: int) -> None:
-    """From the first request of planning to the last of completion; the next is of the same machine."""
-    bucket: Bucket = {}
-    try:
-        finish(small(tmp_path), bucket, at_step(step, kill))
-    except Killed:
-        assert "index.parquet" not in bucket
-    else:
-        assert step > 19
-    finish(small(tmp_path), bucket)
-    local = small(tmp_path)
-    local.write()
-    assert open_store(dump(bucket, tmp_path / "dumped")).digest == open_store(local.path).digest
-    assert_sound(bucket, tmp_path / "dumped")
 
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
@@ -386,3 +247,42 @@ def test_outcomes_are_of_every_writer(tmp_path: Path) -> None:
         plan.outcomes = lambda rows: [Outcome(status="ok")] * len(list(rows))  # type: ignore[method-assign]
         plan.publish(late, 0)  # type: ignore[arg-type]
     assert bucket["shards/00000.json"] == first
+
+
+def test_a_finished_shard_is_claimed_by_nobody_and_costs_one_request(tmp_path: Path) -> None:
+    """As each worker asks for, at the end of a run, whatever others have finished since it began."""
+    plan, bucket = small(tmp_path), Bucket()
+    finish(plan, bucket)
+    asked = list[str]()
+    with opened(plan, bucket, asked.append) as writer:
+        assert writer.unfinished == []
+        begun, fetch = len(asked), writer._objects.fetch
+
+        def counted(path: str, start: int, stop: int) -> tuple[bytes, int]:
+            asked.append(path)
+            return fetch(path, start, stop)
+
+        writer._objects.fetch = counted  # type: ignore[method-assign]
+        assert not writer.claim(0)
+    assert asked[begun:] == ["shards/00000.json"]
+
+
+@pytest.mark.parametrize("lost", [None, "layer_02/cls/c/0/0/0", "shards/00000.json", "index.parquet"])
+def test_a_whole_store_is_known_by_listings(tmp_path: Path, lost: str | None) -> None:
+    """And not by a request a file: a shard of a real teacher has dozens."""
+    plan, bucket = small(tmp_path), Bucket()
+    finish(plan, bucket)
+    store, asked = _open(MemoryObjects(bucket)), list[str]()
+    if lost is not None:
+        del bucket[lost]
+    stamp = store.storage.stamp  # type: ignore[attr-defined]
+
+    def counted(path: str) -> tuple[int, str]:
+        asked.append(path)
+        return stamp(path)  # type: ignore[no-any-return]
+
+    store.storage.stamp = counted  # type: ignore[attr-defined]
+    assert store.is_whole == (lost is None)
+    assert not [path for path in asked if path.startswith("layer_")]
+    bucket["shards/00000.json"] = b"{}"
+    assert not store.is_whole
