@@ -75,7 +75,8 @@ class AddedRows:
             there.manifest,
             num_rows,
             joint_source(there.manifest, there.samples, source),
-            appended_details(there.manifest, num_rows, source.info.name) | versions(there.manifest),
+            appended_details(there.manifest, num_rows, source.info.name, self.options)
+            | versions(there.manifest),
         )
         part = new_part(there.manifest, grown)
         create_part(path, there.manifest, part, part_samples(samples, part))

@@ -20,7 +20,7 @@ from activault.store.provenance import SourceInfo
 
 from .listing import ImageSource, fingerprint_of
 from .options import ExtractOptions
-from .order import Rows, chosen_rows
+from .order import Rows, chosen_rows, selection_details
 
 __all__ = ["NewRows", "appended_details", "joint_source", "new_rows", "places_of", "refuse_missing"]
 
@@ -113,11 +113,13 @@ def _each_once(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def appended_details(old: Manifest, num_rows: int, name: str) -> dict[str, Detail]:
-    """What `details` say of additions: first and last row of each, and the name of their source."""
+def appended_details(old: Manifest, num_rows: int, name: str, options: ExtractOptions) -> dict[str, Detail]:
+    """What `details` say of additions: first and last row of each, their source, and how they were chosen."""
     before = dict(old.details).get("appended")
     told = f"{before}; " if isinstance(before, str) else ""
     told += f"{old.num_rows}-{num_rows - 1} {name[:100]}"
+    chosen = selection_details(options.where, options.split)
+    told += "".join(f", {how} {what[:200].replace(';', ',')}" for how, what in chosen.items())
     while len(told) > _MOST_TOLD:
         told = "..." + told.partition(";")[2]
     return {"appended": told}

@@ -228,6 +228,7 @@ def test_where_chooses_among_the_new(make_folder: MakeFolder, tmp_path: Path, si
     grown = append(folder, path, where=("label=class1",), **RUN)
     assert (grown.num_appended, grown.num_known) == (2, 0)
     assert set(open_store(path).samples["label"].to_pylist()) == {"class0", "class1"}
+    assert dict(open_store(path).manifest.details)["appended"] == "2-3 photos, where label=class1"
 
 
 def test_images_that_came_after_the_start_are_left_for_the_next_time(

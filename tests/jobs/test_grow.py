@@ -58,6 +58,24 @@ def test_what_is_refused(
     assert message in answer.error_line
 
 
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("s3://bucket/s.zarr", "s3://bucket/s.zarr is a URL; `activault pull` it"),
+        ("nothing.zarr", "nothing.zarr"),
+    ],
+)
+def test_a_store_that_cannot_grow_is_refused_before_images_are_looked_at(
+    activault: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for flag in ("--append", "--extend"):
+        answer = activault("extract", "no images", place, flag, "--layers", "0")
+        assert answer.status != 0
+        assert message in answer.error_line
+        assert "no images" not in answer.error_line
+
+
 def test_verify_tells_of_an_addition_under_way(
     activault: Command, grown: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
