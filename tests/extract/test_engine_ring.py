@@ -205,6 +205,9 @@ def test_whoever_sends_waits_while_every_slot_is_in_use() -> None:
     begun: list[int] = []
     sender = threading.Thread(target=send)
     sender.start()
+    end = time.monotonic() + 60
+    while len(begun) < 2 and time.monotonic() < end:
+        time.sleep(0.005)
     time.sleep(0.05)
     assert begun == [0, 1]
     go_on.set()

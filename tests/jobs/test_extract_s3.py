@@ -208,7 +208,7 @@ def test_three_workers_one_stopped_and_one_killed_again_and_again(
     with crew(tmp_path / "log", "extract", many, url, *flags, "--lease", "1") as workers:
         for _ in range(3):
             workers.start()
-        stopped, end = 0, time.monotonic() + 90
+        stopped, end = 0, time.monotonic() + 300
         while store.find("index.parquet") is None:
             assert time.monotonic() < end
             time.sleep(0.05)
