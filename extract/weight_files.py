@@ -30,6 +30,8 @@ FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 """What a folder is searched for, in this order; each may also be an index, with `.index.json` after it."""
 _KINDS = "give a .safetensors, .pth or .bin file, or a folder that transformers' save_pretrained wrote"
 _LARGEST_JSON = 1 << 24
+_PARALLEL = "module."
+"""What torch puts before every name of a model that several GPUs train, as in OpenCLIP's checkpoints."""
 # What the readers raise on files that are damaged or are something else.
 _READ_ERRORS = (
     *(SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError),
@@ -126,4 +128,6 @@ def _only_tensors(found: object, path: Path) -> dict[str, Tensor]:
         raise WeightsError(
             f"{path} holds no tensors by name; give a state dict saved as .safetensors or .pth"
         )
+    if all(name.startswith(_PARALLEL) for name in tensors):
+        tensors = {name.removeprefix(_PARALLEL): value for name, value in tensors.items()}
     return tensors
