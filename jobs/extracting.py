@@ -27,6 +27,8 @@ def extract(
     resize: int | None = None,
     interpolation: Literal["bicubic", "bilinear", "lanczos", "hamming", "box", "nearest"] | None = None,
     crop_mode: Literal["center", "squash", "border"] | None = None,
+    mean: tuple[float, float, float] | None = None,
+    std: tuple[float, float, float] | None = None,
     layers: str = "all",
     tokens: str = "cls,registers,patches",
     patches: str = "all",
@@ -107,7 +109,7 @@ def extract(
         Pixels of the teacher's input: one number, or height x width such as 224x336.
     preprocessing
         Whose rules prepare an image: the reference's (bicubic, 256 for 224, cut from the centre), or the
-        teacher's own as timm records them. Mean and standard deviation are the teacher's in both.
+        teacher's own as timm records them. Mean and standard deviation are the teacher's by both.
     resize
         Shorter side after resizing, before the crop; by default it follows from the rules.
     interpolation
@@ -115,6 +117,11 @@ def extract(
     crop_mode
         center cuts from the centre, squash scales both sides and cuts nothing, border fits the whole image in
         and fills the rest; by default it follows from the rules.
+    mean
+        Mean of red, green and blue, three numbers from 0 to 1; by default what timm records for the name of
+        the teacher. Say it, and std, where --weights were trained with others.
+    std
+        Their standard deviation, likewise.
     layers
         Layers to keep: numbers and ranges such as 0-12 or 0,6,12, or all.
     tokens
@@ -216,6 +223,8 @@ def extract(
         resize=resize,
         interpolation=interpolation,
         crop_mode=crop_mode,
+        mean=mean,
+        std=std,
         layers=layers,
         tokens=tokens,
         patches=patches,
