@@ -15,12 +15,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from .errors import StoreError
 from .presence import shards_named
 from .records import record_path
 from .root import GROWING, JOINING, ROOT, Root, read_root
 from .storage import Folder, Storage
 
-__all__ = ["GROWING", "JOINED", "JOINING", "growing_root", "note_of_growth"]
+__all__ = ["GROWING", "JOINED", "JOINING", "growing_root", "note_of_growth", "refuse_link"]
 
 JOINED: Final = "joined"
 """Folder within `.growing`: what the grown store has in its own folder, but for arrays."""
@@ -32,9 +33,23 @@ def growing_root(store: Path) -> Root | None:
 
     Raises:
         CorruptStoreError: its `zarr.json` was altered.
+        StoreError: a link is in its place.
     """
     folder = store / GROWING
+    refuse_link(folder)
     return read_root(Folder(folder)) if (folder / ROOT).exists() else None
+
+
+def refuse_link(folder: Path) -> None:
+    """Refuse to work in a folder that is a link: its files are renamed and removed, and these are another's.
+
+    Raises:
+        StoreError: it is one.
+    """
+    if folder.is_symlink():
+        raise StoreError(
+            f"{folder} is a link, and what a store gets lies in the store; remove the link, then add it again"
+        )
 
 
 def note_of_growth(storage: Storage) -> tuple[str, str] | None:
