@@ -159,12 +159,15 @@ class _Capture:
                 self._progress(self._done, self._writer.manifest.num_rows)
 
 
-def _claimed_rows(writer: ShardWriter, shards: Sequence[int], claimed: deque[int]) -> Iterator[int]:
+def _claimed_rows(writer: ShardWriter, shards: Sequence[int], claimed: deque[int]) -> Iterator[int | None]:
     """Rows of the shards that can be claimed; each is claimed, and noted, when its first row is asked for.
 
-    The decoders ask ahead, so that the next shard is claimed before the one at hand is done.
+    The decoders ask ahead, so that the next shard is claimed before the one at hand is done; but no more than
+    that one, which would be held from others who have nothing to do. None while it has not been begun.
     """
     for shard in shards:
+        while claimed:
+            yield None
         if writer.claim(shard):
             claimed.append(shard)
             yield from writer.manifest.shard_range(shard)

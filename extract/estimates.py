@@ -136,6 +136,7 @@ def estimate(
     first = min(CALIBRATION_ROWS, len(order)) if options.dtype == "int8" and there is None else 0
     needed = (rows / options.world + first) / found.speed.images_a_second
     room = room_at(store)
+    memory = memory_needs(manifest, found, on_cpu=device.type == "cpu", workers=options.local_world)
     return Estimate(
         store=str(store),
         device=str(device),
@@ -144,10 +145,10 @@ def estimate(
             rows=rows, shards=len(left), files=files, bytes=num_bytes, workers=options.world, seconds=needed
         ),
         speed=found.speed,
-        memory=memory_needs(manifest, found, on_cpu=device.type == "cpu"),
+        memory=memory,
         room=room,
         lacking=room.shortfall(num_bytes, files) or _lacking_on_the_way(store, num_bytes, len(left)),
-        notes=tuple(_notes(batch_size, size, found, room)),
+        notes=tuple(_notes(batch_size, size, found, room, memory)),
     )
 
 
@@ -177,7 +178,14 @@ def _nothing_left(store: Path | str, device: str) -> Estimate:
     )
 
 
-def _notes(batch_size: int, size: StoreSize, found: Measurement, room: Room) -> Iterator[str]:
+def _notes(
+    batch_size: int, size: StoreSize, found: Measurement, room: Room, memory: MemoryNeeds
+) -> Iterator[str]:
+    if memory.workers * memory.peak_host > memory.machine:
+        yield (
+            "this machine, or this job's share of it, has not the memory; fewer rows a shard (--shard-rows), "
+            "a smaller --batch-size or fewer workers take less"
+        )
     if room.note:
         yield room.note
     elif room.free_bytes is not None:

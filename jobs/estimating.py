@@ -74,11 +74,14 @@ def _measured(found: Estimate) -> dict[str, str]:
     needed = human(left.bytes / max(left.seconds, 1e-9) if left.rows else 0)
     workers = "one worker" if left.workers == 1 else f"{left.workers} workers as fast as this one"
     of_host = ", ".join(f"{name} {human(num_bytes)}" for name, num_bytes in memory.host.items())
+    peak = human(memory.peak_host)
+    if memory.workers > 1:
+        peak += f" a worker, x {memory.workers} workers on this machine,"
     lines = {
         "speed": f"{speed.images_a_second:,.1f} images/s ({speed.low:,.1f} to {speed.high:,.1f}) on "
         f"{found.device}, from {speed.num_images:,} images in {speed.seconds:.1f} s",
         "time": f"{console.human_seconds(left.seconds)} for {workers}, if the disk takes {needed}/s",
-        "memory": f"{human(memory.peak_host)} of {human(memory.machine)} ({of_host})",
+        "memory": f"{peak} of {human(memory.machine)} ({of_host})",
     }
     if memory.device is not None:
         lines["device"] = f"{human(memory.device)} of its memory"

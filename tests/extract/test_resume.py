@@ -16,6 +16,7 @@ import pytest
 from activault.extract import planning
 from activault.extract import run as module
 from activault.extract.backbone import Backbone
+from activault.extract.options import OF_RUN
 from activault.extract.run import ExtractOptions, extract
 from activault.store import StoreMismatchError, open_store, verify_store
 
@@ -260,6 +261,17 @@ def test_a_killed_process_is_resumed_to_the_same_digest(
     assert 0 < resumed.num_new < 60
     assert resumed.digest == extract(folder, tmp_path / "fresh.zarr", options).digest
     assert not [path for path in store.rglob("*") if path.name.endswith((".tmp", ".partial"))]
+
+
+def test_what_says_how_a_store_is_computed_may_change_from_run_to_run(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    folder, others = make_folder(9), dict[str, Any]()
+    extract(folder, tmp_path / "s.zarr", options)
+    others |= {"max_bad": "3", "batch_size": 3, "workers": 1, "device": "auto", "lease": 60.0}
+    others |= {"rank": 1, "world": 4, "local_world": 2}
+    assert sorted(others) == sorted(OF_RUN)
+    assert extract(folder, tmp_path / "s.zarr", changed(options, **others)).num_new == 0
 
 
 def test_a_store_that_was_begun_keeps_its_grid(

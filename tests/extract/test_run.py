@@ -116,6 +116,8 @@ def test_shards_are_smaller_where_memory_is(
     monkeypatch.setattr(planning, "memory_bytes", lambda: 8 * 4 * 2 * 5 * 64 * 2)
     extract(folder, tmp_path / "s.zarr", changed(options, shard_rows=None))
     assert open_store(tmp_path / "s.zarr").manifest.shard_rows == 4
+    extract(folder, tmp_path / "two.zarr", changed(options, shard_rows=None, local_world=2))
+    assert open_store(tmp_path / "two.zarr").manifest.shard_rows == 2, "two workers share the memory"
     extract(folder, tmp_path / "more.zarr", changed(options, shard_rows=8))
     assert open_store(tmp_path / "more.zarr").manifest.shard_rows == 8
     with pytest.raises(ConfigError, match="rows a shard are 1 to 8 here"):

@@ -43,6 +43,19 @@ def test_lines_for_people_and_json_for_programs(
     assert {"images_a_second", "low", "high"} <= told["speed"].keys()
 
 
+def test_workers_of_one_machine_share_its_memory(
+    activault: Command,
+    images: Path,
+    teacher: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    answer = activault("extract", images, tmp_path / "s.zarr", *teacher, "--dry-run")
+    assert " a worker, x 2 workers on this machine, of " in answer.out
+
+
 def test_a_full_disk_is_a_finding(
     activault: Command,
     images: Path,
@@ -50,7 +63,7 @@ def test_a_full_disk_is_a_finding(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    full = SimpleNamespace(f_bavail=2, f_frsize=4096, f_favail=10**6, f_files=10**6)
+    full = SimpleNamespace(f_bavail=2, f_frsize=4096, f_favail=10**6, f_files=10**6, f_blocks=9, f_bfree=2)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     answer = activault("extract", images, tmp_path / "s.zarr", *teacher, "--dry-run")
     assert answer.status == 1
