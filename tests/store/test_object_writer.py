@@ -112,6 +112,31 @@ def test_a_file_that_was_lost_or_cut_is_put_again(tmp_path: Path) -> None:
     assert bucket["shards/00000.json"] == whole["shards/00000.json"]
 
 
+@pytest.mark.parametrize("deleted", ["shards/00000.stats.safetensors", "layer_02/cls/c/0/0/0"])
+def test_what_verify_names_mends_an_altered_object(tmp_path: Path, deleted: str) -> None:
+    """Of its own size, so that nobody sees it who does not read every byte."""
+    plan, bucket = small(tmp_path), Bucket()
+    finish(plan, bucket)
+    whole = dict(bucket)
+    path = "layer_02/cls/c/0/0/0"
+    bucket[path] = b"\1" * len(whole[path])
+    [fault] = verify_store(dump(bucket, tmp_path / "dumped"), deep=True).faults
+    assert "or delete shards/00000.stats.safetensors and run again" in fault.detail
+    del bucket[deleted]
+    finish(plan, bucket)
+    assert bucket == whole
+
+
+def test_an_altered_object_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
+    plan, bucket = small(tmp_path), Bucket()
+    finish(plan, bucket)
+    path = "layer_02/cls/c/0/0/0"
+    bucket[path] = b"\1" * len(bucket[path])
+    del bucket["shards/00000.stats.safetensors"]
+    with pytest.raises(CorruptStoreError, match=f"{path} is missing or damaged, and cannot be made again"):
+        finish(small(tmp_path, 1.01), bucket)
+
+
 def test_records_come_back_from_the_index(tmp_path: Path) -> None:
     plan, bucket = small(tmp_path), Bucket()
     finish(plan, bucket)
@@ -188,6 +213,21 @@ def test_planners_join_the_first_or_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreMismatchError, match=r"a.zarr was planned differently: row_seed is 0"):
         opened(small(tmp_path, row_seed=3), bucket)
     assert ".planning" not in bucket
+
+
+def test_a_store_that_is_planned_between_two_looks_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, bucket = small(tmp_path), Bucket()
+
+    def listed(objects: MemoryObjects, folder: str) -> list[str] | None:
+        monkeypatch.undo()
+        opened(plan, bucket).close()  # another planner, that was quicker
+        return objects.names(folder)
+
+    monkeypatch.setattr(MemoryObjects, "names", listed)
+    with opened(plan, bucket) as writer:
+        assert writer.unfinished == [0]
 
 
 def test_a_place_of_something_else_is_refused(tmp_path: Path) -> None:
