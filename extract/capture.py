@@ -52,7 +52,7 @@ def capture(
 ) -> StallTimes:
     """Compute and publish every unfinished shard of the store, or some of them.
 
-    Several processes may do so at once: each computes the shards that it claims first, then waits for those
+    Several may do so at once, as processes or as threads of one: each computes the shards that it claims first, then waits for those
     of the others, and computes them itself if their owner dies.
 
     Args:

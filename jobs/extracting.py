@@ -144,7 +144,7 @@ def extract(
         rows a shard or the bad images beside it. Without it the last bits may, on a GPU. It is recorded.
     batch_size
         Images in one forward pass; on a CPU, where each core runs its own, the most of them. auto measures
-        for some seconds which size is fastest and fits the memory.
+        for some seconds which size is fastest and fits the memory. No effect beside --batch-invariant.
     workers
         Threads that decode images; by default the number of cores.
     device

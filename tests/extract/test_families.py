@@ -173,14 +173,14 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_an_outline_draws_no_values() -> None:
+def test_an_outline_cuts_and_scales_no_values() -> None:
     """On tensors without memory torch would do it in Python, for seconds with a large model."""
     outline.cache_clear()
     with Operations() as operations:
         vit = outline("vit_tiny_patch16_224")
     assert all(parameter.is_meta for parameter in vit.parameters())
     assert "empty" in operations.seen
-    assert not {"uniform_", "normal_", "erfinv_", "clamp_", "mul_"} & operations.seen
+    assert not {"erfinv_", "clamp_", "mul_"} & operations.seen
 
 
 @pytest.mark.parametrize("family", PARTS)
