@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -73,6 +74,9 @@ def test_workers_that_are_killed_all_the_time_make_the_same_store(
     said = capsys.readouterr()
     assert status == 0, said.err
     assert "100 rows of test_vit in 10 shards" in said.out
+    events = re.search(r"with (\d+) events", said.out)
+    assert events is not None
+    assert int(events[1]) >= 1
     assert "the same digest and arrays_digest, verified deep and by values, nothing left over" in said.out
 
 
