@@ -135,7 +135,7 @@ def build(architecture: str, image_size: tuple[int, int] | None = None, activati
 
 
 class _NoValues(TorchFunctionMode):
-    """Leaves out what cuts and scales drawn values, of tensors that have none: torch does it in Python there."""
+    """Leaves out what cuts and scales drawn values, of tensors that have none: in Python it takes long."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

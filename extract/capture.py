@@ -52,8 +52,8 @@ def capture(
 ) -> StallTimes:
     """Compute and publish every unfinished shard of the store, or some of them.
 
-    Several may do so at once, as processes or as threads of one: each computes the shards that it claims first, then waits for those
-    of the others, and computes them itself if their owner dies.
+    Several may do so at once, as processes or as threads of one: each computes the shards that it claims
+    first, then waits for those of the others, and computes them itself if their owner dies.
 
     Args:
         writer: of a store that was planned for this teacher.
