@@ -217,3 +217,13 @@ def test_damaged_teacher_weights_are_refused(tiny: Backbone, tmp_path: Path) -> 
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(WeightsError, match=r"are not those its config\.json names"):
         load_teacher(tmp_path)
+
+
+@pytest.mark.parametrize("size", [160_000, (16, 80_000_000)])
+def test_an_input_beyond_memory_is_refused_before_any_is_taken(
+    size: int | tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activault.extract.input_size.memory_bytes", lambda: 10**10)
+    message = r"[0-9]{1,3},[0-9]{3},[0-9]{3} tokens, which take at least .* GB, and there are 10.0 GB; choose a"
+    with pytest.raises(ConfigError, match=message):
+        load_backbone("test_vit", image_size=size, random_seed=0)

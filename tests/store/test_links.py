@@ -1,4 +1,4 @@
-"""Links, files and folders of others where a writer removes what is its own: nothing behind them is touched."""
+"""Links, files and folders of others where a writer removes what is its own: all that is theirs stays."""
 
 from __future__ import annotations
 
