@@ -17,12 +17,12 @@ from typing import Any
 
 from activault.store import ConfigError, open_store
 from activault.store.growing_join import finish_join, join_growth
-from activault.store.locks import at_work
 
 from .capture import Progress, StallTimes
 from .growth_append import AddedRows
 from .growth_extend import AddedArrays
-from .growth_request import finished_store, local_folder
+from .growth_part import working_in
+from .growth_request import finished_store, local_folder, refuse_other_weights
 from .listing import ImageSource
 from .options import SourceOptions
 from .run import ExtractSummary, summarise
@@ -75,13 +75,16 @@ def append(
         StoreError: the disk is full or gone, or the teacher gave NaN; finished shards are kept.
     """
     start, path = time.perf_counter(), local_folder(store)
-    source = opened(images, asked.get("source", SourceOptions()))
     finish_join(path)
-    with at_work(path):
+    finished_store(path)  # before the lock: nothing is written into what is no store
+    source = opened(images, asked.get("source", SourceOptions()))
+    with working_in(path):
         rows = AddedRows(finished_store(path), source, asked)
         grown = rows.plan(path)
         if grown:
             stalls = rows.compute(path, progress)
+        else:
+            refuse_other_weights(rows.there, rows.options)
     if grown:
         join_growth(path)
     return GrowthSummary(
@@ -115,20 +118,25 @@ def extend(
     """
     start, path = time.perf_counter(), local_folder(store)
     if not {"layers", "tokens"} & asked.keys():
-        raise ConfigError("a store is extended by layers or token kinds; say which, by --layers or --tokens")
+        kept = "; which patches it keeps was settled when it was made" if "patches" in asked else ""
+        raise ConfigError(
+            f"a store is extended by layers or token kinds; say which, by --layers or --tokens{kept}"
+        )
     for name in ("where", "split", "max_bad"):
         if name in asked:
             raise ConfigError(
-                f"more layers are of the rows that a store has; leave --{name.replace('_', '-')} out"
+                f"what comes is of the rows that a store has; leave --{name.replace('_', '-')} out"
             )
-    source = opened(images, asked.get("source", SourceOptions()))
     finish_join(path)
     first = finished_store(path)
+    source = opened(images, asked.get("source", SourceOptions()))
     stalls, num_computed = StallTimes(), 0
     while True:
-        with at_work(path):
+        with working_in(path):
             arrays = AddedArrays(finished_store(path), source, asked)
             if arrays.grown is None:
+                if not num_computed:
+                    refuse_other_weights(arrays.there, arrays.options)
                 break
             stalls, num_new = arrays.compute(path, progress)
             num_computed += num_new

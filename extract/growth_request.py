@@ -44,6 +44,7 @@ __all__ = [
     "asked_layers",
     "finished_store",
     "local_folder",
+    "refuse_other_weights",
     "settled",
     "teacher_of",
     "versions",
@@ -269,6 +270,16 @@ def teacher_of(there: Store, options: ExtractOptions) -> Backbone:
                 f"{there.path} and {ours!r} here; extract to another path"
             )
     return backbone
+
+
+def refuse_other_weights(there: Store, options: ExtractOptions) -> None:
+    """Hold weights that were said against the store's, where nothing is computed with them.
+
+    Raises:
+        WeightsError: they are others than the store was made with.
+    """
+    if options.weights is not None:
+        teacher_of(there, options)
 
 
 def versions(manifest: Manifest) -> dict[str, Detail]:

@@ -12,19 +12,42 @@ to `.joining`: from then on the store is the grown one, whoever carries out the 
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from .errors import StoreError
+from .findings import Fault
+from .locks import LOCK, nobody_at_work
+from .manifest import Manifest
+from .mark_files import owner_of
+from .marks import owned_shards
 from .presence import shards_named
 from .records import record_path
+from .remedies import COPY
 from .root import GROWING, JOINING, ROOT, Root, read_root
 from .storage import Folder, Storage
 
-__all__ = ["GROWING", "JOINED", "JOINING", "growing_root", "note_of_growth", "refuse_link"]
+__all__ = [
+    "APPENDED",
+    "GROWING",
+    "JOINED",
+    "JOINING",
+    "growing_root",
+    "note_of_growth",
+    "only_by_copy",
+    "refuse_link",
+    "way_out",
+]
 
+APPENDED: Final = "appended"
+"""Among a manifest's `details`: which rows came later, and from where."""
 JOINED: Final = "joined"
 """Folder within `.growing`: what the grown store has in its own folder, but for arrays."""
+_UNKNOWN: Final = "another process"
+_BY_REQUEST: Final = ("extract", "rebuild", "delete")
+"""What `extract --repair` carries out."""
 _GO_ON: Final = "run the same `activault extract ... --append` or `--extend` again, which finishes it"
 
 
@@ -52,6 +75,37 @@ def refuse_link(folder: Path) -> None:
         )
 
 
+def way_out(store: Path) -> str:
+    """What to do about an addition that is in the way: wait for who is at it, or finish it, or drop it."""
+    folder = store / GROWING
+    if nobody_at_work(folder):
+        return f"finish that by its own command first, or remove {folder} to drop it"
+    named = {owner_of(folder, shard) for shard in owned_shards(folder)} - {_UNKNOWN}
+    who = min(named, default=f"{_UNKNOWN} (`fuser {folder / LOCK}` tells which)")
+    return f"{who} is at work on it now; wait until that is done"
+
+
+def only_by_copy(manifest: Manifest, faults: Iterable[Fault]) -> list[Fault]:
+    """The faults of a store; those that a request would mend need a copy where rows came to it later.
+
+    No single request has the rows of such a store in their order, so that `extract --repair` refuses it.
+    """
+    later = dict(manifest.details).get(APPENDED)
+    if later is None:
+        return list(faults)
+    return [
+        dataclasses.replace(
+            fault,
+            remedy="copy",
+            detail=f"{fault.detail.partition('; ')[0]}; {COPY}: rows came to it later ({later}), so that no "
+            "request makes it again",
+        )
+        if fault.remedy in _BY_REQUEST
+        else fault
+        for fault in faults
+    ]
+
+
 def note_of_growth(storage: Storage) -> tuple[str, str] | None:
     """Name and a line for people about what is under way in a store; None where nothing is.
 
@@ -71,5 +125,5 @@ def note_of_growth(storage: Storage) -> tuple[str, str] | None:
     rows = f"rows up to {root.manifest.num_rows - 1}"
     return GROWING, (
         f"{rows}, {what} are being added: {done} of {total} shards are there, and nobody reads them yet; "
-        f"finish it by the same command, or remove {GROWING} to drop them"
+        + way_out(storage.folder)
     )

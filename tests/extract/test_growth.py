@@ -130,7 +130,7 @@ def test_images_that_came_after_the_start_are_left_for_the_next_time(
     with pytest.raises(StoreMismatchError, match=r"something else is being added to .* 14 rows; finish that"):
         extend(folder, path, layers="0", **RUN)
     with pytest.raises(
-        StoreMismatchError, match=r"4 rows are being added to .*; finish that first, or remove"
+        StoreMismatchError, match=r"4 rows are being added to .* from photos, which is not others; .* remove"
     ):
         append(make_folder(3, "others"), path, **RUN)
     grown = append(folder, path, **RUN)
@@ -145,12 +145,25 @@ def test_too_many_bad_images_leave_the_store_as_it_is(
 ) -> None:
     folder, path = make_folder(6), tmp_path / "s.zarr"
     digest = extract(folder, path, single).digest
-    for number in range(3):
+    for number in range(11):
         add(folder, f"bad/{number}.png", b"x" * number)
     with pytest.raises(ImageSourceError, match="images are bad, and max_bad allows 1"):
         append(folder, path, max_bad="1", **RUN)
     with pytest.raises(
-        ImageSourceError, match="none of the 3 new images could be decoded; nothing was added"
+        ImageSourceError, match=r"none of the 11 new images could be decoded; nothing was added; .* 100%"
     ):
-        append(folder, path, **RUN)
+        append(folder, path, max_bad="20", **RUN)
     assert open_store(path).digest == digest
+    assert append(folder, path, max_bad="100%", **RUN).store.bad == {"not-an-image": 10, "empty": 1}
+
+
+def test_a_bad_image_that_came_alone_is_a_bad_row(
+    make_folder: MakeFolder, tmp_path: Path, single: ExtractOptions
+) -> None:
+    folder, path = make_folder(4), tmp_path / "s.zarr"
+    extract(folder, path, single)
+    add(folder, "class0/bad.png", b"no image")
+    grown = append(folder, path, **RUN)
+    assert (grown.num_appended, grown.store.bad) == (1, {"not-an-image": 1})
+    make_folder(5)
+    assert append(folder, path, **RUN).num_appended == 1

@@ -17,6 +17,8 @@ from activault.extract.run import ExtractOptions, extract
 from activault.store import (
     ConfigError,
     IncompleteStoreError,
+    NotAStoreError,
+    StoreError,
     StoreMismatchError,
     WeightsError,
 )
@@ -64,6 +66,10 @@ def test_the_teacher_may_be_left_out_of_the_store(
     with pytest.raises(WeightsError, match=r"holds other weights .* than .*s.zarr was made with"):
         append(folder, path, weights=tmp_path / "other" / "model.safetensors", **RUN)
     assert append(folder, path, weights=single.weights, **RUN).num_appended == 2
+    for call, asked in ((append, {}), (extend, {"layers": "2"})):  # nothing is computed
+        assert call(folder, path, weights=single.weights, **asked).store.num_new == 0
+        with pytest.raises(WeightsError, match="holds other weights"):
+            call(folder, path, weights=tmp_path / "other" / "model.safetensors", **asked)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +116,16 @@ def test_what_may_be_said_again(finished: Path, make_folder: MakeFolder, single:
     [
         (append, {"limit": 3}, "limit is not for a store that grows"),
         (append, {"teacher_weights": False}, "teacher_weights is not for a store that grows"),
-        (extend, {}, "say which, by --layers or --tokens"),
-        (extend, {"layers": "0", "where": ("label=cat",)}, "of the rows that a store has; leave --where out"),
+        (extend, {}, "say which, by --layers or --tokens$"),
+        (extend, {"patches": "all"}, "by --layers or --tokens; which patches it keeps was settled when"),
+        (
+            extend,
+            {"layers": "0", "where": ("label=cat",)},
+            "what comes is of the rows that a store has; leave --where out",
+        ),
         (extend, {"layers": "0-9"}, "0-6"),
     ],
-    ids=["limit", "weights", "nothing", "where", "no such layer"],
+    ids=["limit", "weights", "nothing", "patches", "where", "no such layer"],
 )
 def test_what_has_no_meaning(
     three: tuple[Path, Path], call: Any, asked: dict[str, Any], message: str
@@ -127,6 +138,26 @@ def test_what_has_no_meaning(
 def test_only_stores_on_this_machine_grow(three: tuple[Path, Path], url: str) -> None:
     with pytest.raises(ConfigError, match="is a URL; `activault pull` it"):
         append(three[0], url)
+
+
+@pytest.mark.parametrize("place", ["photos", "nowhere.zarr", "list.csv"])
+def test_nothing_is_written_into_what_is_no_store(
+    make_folder: MakeFolder, tmp_path: Path, place: str
+) -> None:
+    folder = make_folder(1)
+    (tmp_path / "list.csv").write_text("path\n")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(NotAStoreError, match=f"{place} (is not an activation store|does not exist)"):
+        append(folder, tmp_path / place)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_store_that_may_not_be_written_to(finished: Path, make_folder: MakeFolder) -> None:
+    (finished / ".lock").unlink()
+    (finished / ".lock").mkdir()
+    for call, asked in ((append, {}), (extend, {"layers": "0"})):
+        with pytest.raises(StoreError, match=r"finished.zarr could not be written \(.*\); remove the folder"):
+            call(make_folder(3), finished, **asked)
 
 
 def test_only_finished_and_whole_stores_grow(finished: Path, make_folder: MakeFolder) -> None:
@@ -146,4 +177,12 @@ def test_only_finished_and_whole_stores_grow(finished: Path, make_folder: MakeFo
 def test_images_of_another_name_are_told(finished: Path, make_folder: MakeFolder) -> None:
     grown = append(make_folder(4, "renamed"), finished, **RUN)
     assert (grown.num_appended, grown.num_known, grown.known_elsewhere) == (1, 3, 3)
-    assert append(make_folder(4, "renamed"), finished, source=SourceOptions(), **RUN).num_appended == 0
+    again = append(make_folder(4, "renamed"), finished, source=SourceOptions(), **RUN)
+    assert (again.num_appended, again.num_known, again.known_elsewhere) == (0, 4, 0)
+
+
+def test_images_that_were_not_chosen_are_not_told(finished: Path, make_folder: MakeFolder) -> None:
+    folder = make_folder(3, "renamed")
+    (folder / "class0/000.png").rename(folder / "class0/009.png")
+    grown = append(folder, finished, where=("label=class0",), **RUN)
+    assert (grown.num_appended, grown.num_known, grown.known_elsewhere) == (1, 0, 0)
