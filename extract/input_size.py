@@ -36,8 +36,8 @@ def checked_input(architecture: str, image_size: int | tuple[int, int]) -> tuple
     needed = _FLOAT_BYTES * (3 * height * width + _TIMES * num_tokens * vit.embed_dim)
     if needed > (there := memory_bytes()):
         raise ConfigError(
-            f"one image is computed in the memory of one machine; {height} x {width} pixels are {num_tokens:,} "
-            f"tokens, which take at least {needed / 1e9:,.1f} GB, and there are {there / 1e9:,.1f} GB; choose "
-            "a smaller --image-size"
+            f"one image is computed in the memory of one machine; {height} x {width} pixels are "
+            f"{num_tokens:,} tokens, which take at least {needed / 1e9:,.1f} GB, and there are "
+            f"{there / 1e9:,.1f} GB; choose a smaller --image-size"
         )
     return size

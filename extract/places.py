@@ -34,6 +34,7 @@ __all__ = [
     "find_files",
     "is_url",
     "open_place",
+    "read_whole",
     "reading",
     "source_name",
 ]
@@ -91,7 +92,15 @@ def reading(what: str, action: Callable[[], Result]) -> Result:
     except CorruptStoreError as exc:
         raise ImageSourceError(f"{what} has changed since it was listed ({exc}); start again") from exc
     except StoreError as exc:
-        raise ImageSourceError(f"{what}: {exc}; finished shards are kept") from exc
+        # Most of them name it; here nobody knows whether there is a store yet.
+        raise ImageSourceError(str(exc) if what in str(exc) else f"{what}: {exc}") from exc
+
+
+def read_whole(storage: Folder | Remote, path: str, max_bytes: int) -> bytes:
+    """All of one file, also from a server that gives no parts of files; raises as `Storage.read`."""
+    if isinstance(storage, Remote):
+        return storage.read_whole(path, max_bytes)
+    return storage.read(path, max_bytes)
 
 
 def find_files(images: str, endings: Sequence[str]) -> list[SourceFile]:

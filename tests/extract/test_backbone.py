@@ -224,6 +224,8 @@ def test_an_input_beyond_memory_is_refused_before_any_is_taken(
     size: int | tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("activault.extract.input_size.memory_bytes", lambda: 10**10)
-    message = r"[0-9]{1,3},[0-9]{3},[0-9]{3} tokens, which take at least .* GB, and there are 10.0 GB; choose a"
+    message = (
+        r"[0-9]{1,3},[0-9]{3},[0-9]{3} tokens, which take at least .* GB, and there are 10.0 GB; choose a"
+    )
     with pytest.raises(ConfigError, match=message):
         load_backbone("test_vit", image_size=size, random_seed=0)
