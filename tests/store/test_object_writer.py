@@ -15,14 +15,12 @@ from memory_objects import Bucket, MemoryObjects, dump
 from activault.store import (
     CorruptStoreError,
     IncompleteStoreError,
-    NotAStoreError,
     Outcome,
     ShardBusyError,
     StoreMismatchError,
     verify_store,
 )
 from activault.store import object_shards as shards_module
-from activault.store.reader import _open
 
 from .bucket_writers import assert_sound, at_step, finish, kill, killed_at, opened, small
 from .conftest import Plan, make_manifest
@@ -206,15 +204,6 @@ def test_what_others_left_goes_when_it_is_old(tmp_path: Path, monkeypatch: pytes
     assert not left.keys() & bucket.keys()
 
 
-def test_planners_join_the_first_or_are_refused(tmp_path: Path) -> None:
-    bucket: Bucket = {}
-    opened(small(tmp_path), bucket).close()
-    opened(small(tmp_path, 2.0), bucket).close()
-    with pytest.raises(StoreMismatchError, match=r"a.zarr was planned differently: row_seed is 0"):
-        opened(small(tmp_path, row_seed=3), bucket)
-    assert ".planning" not in bucket
-
-
 def test_a_store_that_is_planned_between_two_looks_is_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,21 +217,6 @@ def test_a_store_that_is_planned_between_two_looks_is_joined(
     monkeypatch.setattr(MemoryObjects, "names", listed)
     with opened(plan, bucket) as writer:
         assert writer.unfinished == [0]
-
-
-def test_a_place_of_something_else_is_refused(tmp_path: Path) -> None:
-    for there, message in (
-        ({"holiday.jpg": b""}, "holds something else than a store"),
-        ({".planning": b"0123\n"}, "a store is being published to s3://memory/a.zarr"),
-        ({".planning": b"{}", "holiday.jpg": b""}, "and holiday.jpg, which this plan does not make"),
-        ({".planning": b"{}", "teacher/config.json": b"[]"}, "teacher/config.json is not this one's"),
-        ({".planning": b"{}", "samples.parquet": b"x"}, "samples.parquet is not this one's"),
-    ):
-        bucket = dict(there)
-        with pytest.raises((NotAStoreError, StoreMismatchError), match=message):
-            opened(small(tmp_path), bucket)
-        assert there.keys() <= bucket.keys()
-        assert "zarr.json" not in bucket
 
 
 def test_nothing_stays_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,24 +279,3 @@ def test_a_finished_shard_is_claimed_by_nobody_and_costs_one_request(tmp_path: P
         writer._objects.fetch = counted  # type: ignore[method-assign]
         assert not writer.claim(0)
     assert asked[begun:] == ["shards/00000.json"]
-
-
-@pytest.mark.parametrize("lost", [None, "layer_02/cls/c/0/0/0", "shards/00000.json", "index.parquet"])
-def test_a_whole_store_is_known_by_listings(tmp_path: Path, lost: str | None) -> None:
-    """And not by a request a file: a shard of a real teacher has dozens."""
-    plan, bucket = small(tmp_path), Bucket()
-    finish(plan, bucket)
-    store, asked = _open(MemoryObjects(bucket)), list[str]()
-    if lost is not None:
-        del bucket[lost]
-    stamp = store.storage.stamp  # type: ignore[attr-defined]
-
-    def counted(path: str) -> tuple[int, str]:
-        asked.append(path)
-        return stamp(path)  # type: ignore[no-any-return]
-
-    store.storage.stamp = counted  # type: ignore[attr-defined]
-    assert store.is_whole == (lost is None)
-    assert not [path for path in asked if path.startswith("layer_")]
-    bucket["shards/00000.json"] = b"{}"
-    assert not store.is_whole
