@@ -41,7 +41,10 @@ class GrowthSummary:
     num_known: int = 0
     """Images that were left out, because the store has a row of their key."""
     known_elsewhere: int = 0
-    """Those of them that the store has from a source of another name: another image may have that key."""
+    """Those of them that the store has from a source of another name: another image may have that key.
+
+    0 once a source was added that has all rows of the store.
+    """
     num_later: int = 0
     """Images that were not there yet when the addition was planned; the next one takes them."""
     layers: tuple[int, ...] = ()
@@ -68,9 +71,10 @@ def append(
     Raises:
         ConfigError: an option cannot be used, or the store is a partial copy.
         NotAStoreError, IncompleteStoreError: `store` is no finished store.
-        StoreMismatchError: an option or the teacher is another than the store's, or other images are being
-            added to it.
-        ImageSourceError: none of the new images could be decoded, or more are bad than `max_bad` allows.
+        StoreMismatchError: an option or the teacher is another than the store's, or other images, or those of
+            another source, are being added to it.
+        ImageSourceError: none of more than ten new images could be decoded, or more are bad than `max_bad`
+            allows.
         WeightsError: the teacher's weights are absent or not the store's.
         StoreError: the disk is full or gone, or the teacher gave NaN; finished shards are kept.
     """
