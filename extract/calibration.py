@@ -79,7 +79,7 @@ def calibrate(
         while batch := list(islice(images, _BATCH)):
             _add(forward, np.stack(batch), layout, moments)
     if not all(map(len, moments.values())):
-        raise ImageSourceError(f"none of the {num_rows} images could be decoded")
+        raise ImageSourceError(f"none of the {num_rows} images could be decoded; look at what they are")
     return tuple(_quantisation(layer, gathered, num_rows) for layer, gathered in moments.items())
 
 

@@ -21,7 +21,7 @@ from activault.store.cores import num_cores
 from activault.store.differences import first_difference, spoken
 from activault.store.manifest import Quantisation
 from activault.store.places import as_place, open_storage
-from activault.store.presence import is_finished
+from activault.store.presence import is_finished, nothing_finished
 from activault.store.root import read_root
 
 from .backbone import Backbone, load_backbone
@@ -36,7 +36,7 @@ from .options import ExtractOptions
 from .order import Rows
 from .planning import plan_manifest, plan_table, planned_layout, row_order
 from .room import Room, room_at
-from .run import row_decoder
+from .run import refuse_all_bad, row_decoder
 from .sizing import MemoryNeeds, StoreSize, memory_needs, shards_bytes, store_size
 from .sources import opened
 
@@ -162,6 +162,7 @@ def _lacking_on_the_way(store: Path | str, num_bytes: int, num_shards: int) -> s
 def _nothing_left(store: Path | str, device: str) -> Estimate:
     """Of a store whose shards are all finished."""
     there = open_store(store)
+    refuse_all_bad(there)
     note = "the store is there, and complete: nothing is left to do"
     if not there.complete:
         note = "every shard is there: the store is to be completed"
@@ -238,6 +239,7 @@ def _planned(
         raise StoreMismatchError(
             f"{there.path} was planned differently: {name} is {spoken(old)} there and {spoken(new)} here; "
             "choose another path, or ask for what is there"
+            f"{nothing_finished(open_storage(there.path), there.manifest)}"
         )
     return manifest
 

@@ -159,7 +159,7 @@ def test_bad_images_are_passed_over(tiny: Backbone) -> None:
     assert [len(quantisation.scale) for quantisation in found] == [64, 64]
     assert 10 < len(asked) <= 32
     assert sorted(asked) != list(range(len(asked)))
-    with pytest.raises(ImageSourceError, match="none of the 1 images could be decoded"):
+    with pytest.raises(ImageSourceError, match="none of the 1 images could be decoded; look at"):
         calibrate(tiny, decode, num_rows=1, layers=[2], layout=tiny.layout, seed=0, workers=2)
 
 

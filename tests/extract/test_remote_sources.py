@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from http_server import Cut, Headers, Short, StaticServer, Status, Whole
+from http_server import Cut, Headers, StaticServer, Status, Whole
 from s3_server import S3
 
 from activault.extract.decode import BadImage
@@ -167,7 +167,7 @@ def test_a_server_without_ranges_gives_tables_and_images(serve: Serve, tmp_path:
     assert source.read(4) == BadImage(status="unreadable", reason="there is no such file")
     assert len(server.requests) == 8, "a range is asked for once of each place"
     server.heal()
-    server.fault(Short(1), times=1)
+    server.fault(Cut(20), times=1)
     assert source.read(0) == picture(0)
     server.fault(Headers((("Content-Encoding", "gzip"),)))
     with pytest.raises(ImageSourceError, match=r"0\.png: this server encodes files"):

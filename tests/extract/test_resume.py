@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from activault.extract import run as module
 from activault.extract.backbone import Backbone
 from activault.extract.options import OF_RUN
 from activault.extract.run import ExtractOptions, extract
-from activault.store import StoreMismatchError, open_store, verify_store
+from activault.store import ImageSourceError, StoreMismatchError, open_store, verify_store
+from activault.store.locks import at_work
 
 from .conftest import MakeFolder, changed
 
@@ -283,3 +285,25 @@ def test_a_store_that_was_begun_keeps_its_grid(
     (tmp_path / "s.zarr" / "shards" / "00001.json").unlink()
     monkeypatch.setattr(planning, "memory_bytes", lambda: 1 << 20)
     assert extract(folder, tmp_path / "s.zarr", changed(options, shard_rows=None)).num_new == 8
+
+
+def test_a_plan_with_nothing_finished_may_be_removed(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    """What a newcomer needs who gave a wrong flag first; not where there is something to lose."""
+    folder, path = make_folder(9), tmp_path / "s.zarr"
+    with pytest.raises(ImageSourceError, match="images are bad"):
+        extract(folder, path, changed(options, max_pixels=100, max_bad="0"))
+    told = f"nothing is finished in {path}: it may be removed, and planned anew by this command"
+    for other in ({}, {"max_pixels": 100, "layers": "0"}):
+        with pytest.raises(StoreMismatchError) as caught:
+            extract(folder, path, changed(options, **other))
+        assert told in str(caught.value)
+    with at_work(path), pytest.raises(StoreMismatchError) as caught:
+        extract(folder, path, options)
+    assert "nothing is finished" not in str(caught.value)
+    shutil.rmtree(path)
+    extract(folder, path, options)
+    with pytest.raises(StoreMismatchError) as caught:
+        extract(folder, path, changed(options, max_pixels=100))
+    assert "nothing is finished" not in str(caught.value)
