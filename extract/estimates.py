@@ -28,6 +28,7 @@ from .backbone import Backbone, load_backbone
 from .batch_size import choose_batch_size
 from .calibration import CALIBRATION_ROWS, calibrate
 from .capture import Decoded
+from .file_times import seconds_a_file
 from .listing import ImageSource
 from .machine import choose_device
 from .matching import Planned, planned_at, refuse_other_request
@@ -60,6 +61,9 @@ class Remaining:
     """That share it."""
     seconds: float
     """For workers as fast as this one was, beside whatever the disk makes them wait."""
+    disk_seconds: float | None
+    """For a worker's files to be brought to disk one after the other, meanwhile, as the folder for temporary
+    files takes; None for a bucket, and where no shard is to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +146,13 @@ def estimate(
         device=str(device),
         size=size,
         left=Remaining(
-            rows=rows, shards=len(left), files=files, bytes=num_bytes, workers=options.world, seconds=needed
+            rows=rows,
+            shards=len(left),
+            files=files,
+            bytes=num_bytes,
+            workers=options.world,
+            seconds=needed,
+            disk_seconds=files / options.world * seconds_a_file() if isinstance(store, Path) else None,
         ),
         speed=found.speed,
         memory=memory,
@@ -170,7 +180,15 @@ def _nothing_left(store: Path | str, device: str) -> Estimate:
         store=str(store),
         device=device,
         size=store_size(there.manifest, None, len(read_root(there.storage).teacher), there.num_bytes),
-        left=Remaining(rows=0, shards=0, files=0 if there.complete else 2, bytes=0, workers=1, seconds=0.0),
+        left=Remaining(
+            rows=0,
+            shards=0,
+            files=0 if there.complete else 2,
+            bytes=0,
+            workers=1,
+            seconds=0.0,
+            disk_seconds=None,
+        ),
         speed=None,
         memory=None,
         room=room_at(store),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from activault.extract import trial
+from activault.extract import estimates, trial
 from activault.extract.estimates import Estimate, estimate
+from activault.extract.file_times import seconds_a_file
 from activault.extract.memory import PeakMemory, resident_bytes
 from activault.extract.run import ExtractOptions, extract
 from activault.extract.workers import Worker
@@ -168,13 +171,32 @@ def test_bad_images_are_counted_and_told(
     )
 
 
-def test_the_rate_has_a_spread_and_gives_the_time(tmp_path: Path, options: ExtractOptions) -> None:
+def test_waiting_for_the_disk_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file and the folder's entry of it; in a folder that is gone after."""
+    synced: list[int] = []
+    sync = os.fsync
+
+    def slow(handle: int) -> None:
+        synced.append(handle)
+        time.sleep(0.002)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    assert seconds_a_file(3) > 0.004
+    assert len(synced) == 6
+
+
+def test_the_rate_has_a_spread_and_gives_the_time(
+    tmp_path: Path, options: ExtractOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = noise_images(tmp_path / "photos", 20)
     found = quick(images, tmp_path / "s.zarr", options)
     assert found.speed is not None
     assert 0 < found.speed.low <= found.speed.high
     assert found.left.seconds == pytest.approx(20 / found.speed.images_a_second)
+    monkeypatch.setattr(estimates, "seconds_a_file", lambda: 0.5)
     two = quick(images, tmp_path / "s.zarr", changed(options, world=2))
+    assert two.left.disk_seconds == two.left.files / 2 * 0.5
     assert two.speed is not None
     assert two.left.seconds == pytest.approx(10 / two.speed.images_a_second)
 

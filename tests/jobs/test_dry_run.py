@@ -30,6 +30,7 @@ def test_lines_for_people_and_json_for_programs(
     assert {"rows", "values", "shards", "files", "bytes", "left", "disk", "speed", "time", "memory"} <= set(
         lines
     )
+    assert "to bring a worker's 77 files to disk, meanwhile, if the store's is as quick" in lines["waits"]
     assert "24 from photos (folder)" in lines["rows"]
     assert "7 layers (0-6) of 1 cls + 4 patches of width 64, bfloat16" in lines["values"]
     assert "3 of 8 rows, in chunks of 8" in lines["shards"]
