@@ -84,7 +84,8 @@ def architecture_of(name: str) -> str:
         known = [*_supported(), "demo"]
         known += timm.list_models(f"{architecture}.*", pretrained=True) if tag else []
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        raise ConfigError(f"timm has no model {name!r}; nearest names: {', '.join(near) or 'none'}")
+        said = f"nearest names: {', '.join(near)}" if near else "`timm.list_models('vit_*')` lists names"
+        raise ConfigError(f"timm has no model {name!r}; {said}")
     for part, meaning in _REFUSED.items():
         if part in architecture:
             raise _not_plain(name, meaning)

@@ -115,8 +115,9 @@ class ErrorBudget:
             return
         num_bad = self._before + len(self._faults) + len(self._bad.keys() | self._others.keys())
         if num_bad > self._budget.most:
+            images = "image is" if num_bad == 1 else "images are"
             raise ImageSourceError(
-                f"{num_bad} images are bad, and max_bad allows {self._budget.most} "
+                f"{num_bad} {images} bad, and max_bad allows {self._budget.most} "
                 f"({self._budget.text}): {self._reasons()}; look at them, then run the same command again "
                 "with a higher --max-bad: finished shards are kept"
             )

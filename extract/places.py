@@ -43,6 +43,7 @@ Result = TypeVar("Result")
 MAX_FILES: Final = 1 << 20
 """Files of one source; a brace range beyond is a slip of the pen."""
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
+_SCHEMES: Final = ("http", "https", "s3", "file")
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)")
 
 
@@ -74,6 +75,10 @@ def open_place(where: str) -> Folder | Remote:
     Raises:
         ConfigError: a URL of another scheme, or one that names no place.
     """
+    if is_url(where) and where.partition("://")[0].lower() not in _SCHEMES:
+        raise ConfigError(
+            f"images lie at a path, or at a URL that begins with {', '.join(_SCHEMES)}; got {where}"
+        )
     place = open_storage(where)
     assert isinstance(place, Folder | Remote), "there are no other places"
     return place

@@ -112,7 +112,12 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except _READ_ERRORS as exc:
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise WeightsError(f"{path} is not a file of tensors that can be read safely: {reason}") from exc
+        if "weights_only" in reason:  # torch's advice is to run what is in the file
+            reason = "it holds more than tensors, or is no file of PyTorch's"
+        raise WeightsError(
+            f"{path} is not a file of tensors that can be read safely: {reason}; restore it from a copy, or "
+            f"{_KINDS}"
+        ) from exc
     return _only_tensors(found, path)
 
 

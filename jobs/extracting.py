@@ -259,6 +259,9 @@ def extract(
         max_pixels=max_pixels,
         max_bad=max_bad,
     )
+    for name, text in (("IMAGES", images), ("STORE", store)):
+        if not text.strip():
+            raise ConfigError(f"{name} is a path or a URL; it is empty here")
     growing.refuse_together(append, extend, repair)
     if dry_run and (append or extend or repair):
         raise ConfigError("a dry run is of a whole extraction, not of --append, --extend or --repair")

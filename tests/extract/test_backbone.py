@@ -122,6 +122,7 @@ def test_mean_and_std_are_those_of_the_weights_that_the_name_tags() -> None:
         ("vit_base_dinov2", "timm has no model 'vit_base_dinov2'; nearest names: vit_base_patch14_dinov2"),
         ("vit_small_patch14_dinov2.meta", r"nearest names: .*vit_small_patch14_dinov2\.lvd142m"),
         ("hf-hub:someone/model", "timm has no model"),
+        ("qqqq", r"timm has no model 'qqqq'; `timm.list_models\('vit_\*'\)` lists names"),
         ("dem", "nearest names: demo"),
         ("resnet50", "'resnet50' is not a plain ViT; the nearest that works is vit_base_patch14_reg4_dinov2"),
         ("deit_small_distilled_patch16_224", "distillation token .* works is deit_small_patch16_224"),
