@@ -73,5 +73,5 @@ def test_the_folder_of_a_class_that_is_gone_ends_the_run(make_folder: MakeFolder
     (photos / "cat" / "a.png").write_bytes(next(photos.rglob("*.png")).read_bytes())
     source = open_source(photos)
     (photos / "cat").rename(photos.parent / "elsewhere")
-    with pytest.raises(ImageSourceError, match="the folder .*cat is gone .*bring it back"):
+    with pytest.raises(ImageSourceError, match=r"the folder .*cat is gone .*bring it back"):
         source.read(source.keys.index("cat/a.png"))
