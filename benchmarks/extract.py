@@ -26,17 +26,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from extractors import (
-    CANDIDATES,
-    Extractor,
-    Measured,
-    OurForward,
-    Ours,
-    PlainForward,
-    Reference,
-    Task,
-    measure,
-)
+from extraction_task import Extractor, Measured, Task
+from extractors import CANDIDATES, OurForward, Ours, PlainForward, Reference, measure
 from formats import num_cores
 
 Results = dict[type[Extractor], list[Measured]]

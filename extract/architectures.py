@@ -22,6 +22,7 @@ from timm.data.config import resolve_data_config
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from activault.store.errors import ConfigError, WeightsError
 
@@ -58,6 +59,17 @@ _SIZES: Final = ("tiny", "small", "base", "large", "huge", "giant")
 _DEFAULT: Final = "vit_base_patch14_reg4_dinov2"
 _ACTIVATIONS: Final = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
 """transformers' word -> timm's."""
+_VALUES: Final = (
+    Tensor.uniform_,
+    Tensor.normal_,
+    Tensor.erfinv_,
+    Tensor.mul_,
+    Tensor.add_,
+    Tensor.clamp_,
+    Tensor.fill_,
+    Tensor.zero_,
+)
+"""What initial weights are made by, in place."""
 _LICENSES: Final = {"apache-2.0": "Apache-2.0", "mit": "MIT", "cc-by-nc-4.0": "CC-BY-NC-4.0"}
 
 
@@ -72,7 +84,8 @@ def architecture_of(name: str) -> str:
         known = [*_supported(), "demo"]
         known += timm.list_models(f"{architecture}.*", pretrained=True) if tag else []
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        raise ConfigError(f"timm has no model {name!r}; nearest names: {', '.join(near) or 'none'}")
+        said = f"nearest names: {', '.join(near)}" if near else "`timm.list_models('vit_*')` lists names"
+        raise ConfigError(f"timm has no model {name!r}; {said}")
     for part, meaning in _REFUSED.items():
         if part in architecture:
             raise _not_plain(name, meaning)
@@ -122,16 +135,27 @@ def build(architecture: str, image_size: tuple[int, int] | None = None, activati
     return copy.deepcopy(outline(architecture, image_size, activation))
 
 
+class _NoValues(TorchFunctionMode):
+    """Leaves out what cuts and scales drawn values, of tensors that have none: in Python it takes long."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in _VALUES and args[0].is_meta:
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
 @lru_cache(maxsize=8)
 def outline(
     architecture: str, image_size: tuple[int, int] | None = None, activation: str | None = None
 ) -> Vit:
-    """The same to look at, not to change: made once, as timm draws random weights also without memory.
+    """The same to look at, not to change, so that it is made once.
 
     Raises as `build`.
     """
     options: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
-    with torch.device("meta"):
+    with torch.device("meta"), _NoValues():
         vit = _create(architecture, **options)
         if activation in (None, activation_of(vit)):
             return vit

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -27,6 +27,7 @@ from activault.store.errors import ConfigError
 from activault.store.manifest import Detail
 
 from .backbone import Backbone
+from .process_wide import ProcessWide
 
 __all__ = ["FIXED_BATCH", "Arithmetic", "Autocast", "Forward", "exact_arithmetic"]
 
@@ -77,9 +78,27 @@ class Arithmetic:
         return self.batch_invariant or self.compile
 
 
+@contextmanager
+def _exact() -> Iterator[None]:
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+_shared_exact: Final = ProcessWide(_exact)
+
+
 def exact_arithmetic() -> AbstractContextManager[None]:
-    """Full float32 on the GPU too: cuDNN would round a convolution's inputs to 10 bits (TF32) by default."""
-    return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False)
+    """Full float32 on the GPU too, for the whole process.
+
+    cuDNN would round a convolution's inputs to 10 bits (TF32) by default; matrix products are rounded so
+    where a program, or TORCH_ALLOW_TF32_CUBLAS_OVERRIDE in NVIDIA's containers, has asked torch for "high".
+    """
+    return _shared_exact()
 
 
 class Forward:
@@ -119,23 +138,24 @@ class Forward:
         return self.backbone.layers(self.backbone.prepare(pixels), self._layers, self._blocks)
 
     @torch.inference_mode()
+    def run_once(self, num_images: int) -> None:
+        """One forward of black images."""
+        height, width = self.backbone.preprocessing.image_size
+        for _ in self(torch.zeros(num_images, height, width, 3, dtype=torch.uint8)):
+            pass
+
     def warm_up(self, num_images: int) -> None:
-        """One forward of black images, in which compiled blocks are compiled.
+        """A forward in which compiled blocks are compiled; nothing where none are.
 
         Raises:
             ConfigError: compiling failed, as where there is no compiler.
         """
-        height, width = self.backbone.preprocessing.image_size
-        black = torch.zeros(num_images, height, width, 3, dtype=torch.uint8)
         if not self.arithmetic.compile:
-            for _ in self(black):
-                pass
             return
         from torch._dynamo.exc import TorchDynamoException
 
         try:
-            for _ in self(black):
-                pass
+            self.run_once(num_images)
         except TorchDynamoException as exc:
             first = str(exc).strip().splitlines()[0]
             raise ConfigError(

@@ -37,12 +37,12 @@ from .architectures import (
     from_hub,
     license_of,
     num_heads_of,
-    outline,
     rotary_tables,
     teacher_rules,
 )
 from .fitting import fitted, fitted_from
-from .preprocess import PreprocessingRequest, checked_size, plan_preprocessing
+from .input_size import checked_input
+from .preprocess import PreprocessingRequest, plan_preprocessing
 from .rotary import RotaryTables, rotary_blocks
 from .teacher_files import TeacherFiles, read_teacher, write_teacher
 from .weights import DEMO_ARCHITECTURE, DEMO_SOURCE, assign, demo_tensors, hub_source, tensors_sha256
@@ -213,7 +213,7 @@ def load_backbone(
     if weights is not None and random_seed is not None:
         raise ConfigError("give either a weights file or a random seed, not both")
     architecture = architecture_of(DEMO_ARCHITECTURE if name == "demo" else name)
-    size = checked_size(image_size, tuple(outline(architecture).patch_embed.patch_size))
+    size = checked_input(architecture, image_size)
     if request is not None and resize is not None:
         raise ConfigError("a resize is said once: beside the request or in it")
     request = request or PreprocessingRequest(resize=resize)

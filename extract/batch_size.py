@@ -20,6 +20,7 @@ from activault.store.errors import ConfigError
 from .arithmetic import FIXED_BATCH, Arithmetic, Forward, exact_arithmetic
 from .backbone import Backbone
 from .engines import core_batch
+from .machine import is_out_of_memory, one_thread_each
 
 __all__ = ["AskedBatch", "BatchSize", "choose_batch_size", "plateau"]
 
@@ -106,14 +107,16 @@ def _rate(forward: Forward, size: int) -> float | None:
     try:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        forward.warm_up(size)
+        forward.run_once(size)
         start, runs = time.perf_counter(), 0
         while (seconds := time.perf_counter() - start) < _LEAST_SECONDS:
-            forward.warm_up(size)
+            forward.run_once(size)
             torch.accelerator.synchronize(device)
             runs += 1
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
+    except RuntimeError as exc:
+        if not is_out_of_memory(exc):
+            raise
+        (torch.mps if device.type == "mps" else torch.cuda).empty_cache()
         return None
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
@@ -124,19 +127,18 @@ def _rate(forward: Forward, size: int) -> float | None:
 
 def _rate_of_cores(forward: Forward, size: int) -> float:
     """All cores at once, as the engine uses them."""
-    threads = torch.get_num_threads()
 
     def run(_: int) -> int:
         runs, start = 0, time.perf_counter()
         while time.perf_counter() - start < _LEAST_SECONDS:
-            forward.warm_up(size)
+            forward.run_once(size)
             runs += 1
         return runs
 
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            start = time.perf_counter()
-            runs = sum(pool.map(run, range(threads)))
-            return runs * size / (time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(threads)
+    with (
+        one_thread_each() as threads,
+        ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool,
+    ):
+        start = time.perf_counter()
+        runs = sum(pool.map(run, range(threads)))
+        return runs * size / (time.perf_counter() - start)

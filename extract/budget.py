@@ -15,9 +15,9 @@ from typing import Final
 
 from activault.store import ConfigError, ImageSourceError, Outcome
 
-__all__ = ["Budget", "ErrorBudget", "parse_budget"]
+__all__ = ["FEWEST", "Budget", "ErrorBudget", "parse_budget"]
 
-_FEWEST: Final = 10
+FEWEST: Final = 10
 """Bad rows that a share never stops at: of twenty images one is 5 %."""
 _FIRST_ROWS: Final = 1000
 """Rows of which at least one has to be good, or the run stops before the budget is spent."""
@@ -47,7 +47,7 @@ def parse_budget(text: str, num_rows: int) -> Budget:
         raise ConfigError(f"max_bad is a number of rows or a share of them such as 5%; got {text!r}")
     if found[1]:
         return Budget(text, int(found[1]), False)
-    return Budget(text, max(int(num_rows * share / 100), _FEWEST if share else 0), share == 100)
+    return Budget(text, max(int(num_rows * share / 100), FEWEST if share else 0), share == 100)
 
 
 class ErrorBudget:
@@ -101,6 +101,11 @@ class ErrorBudget:
             self._refuse()
 
     @property
+    def is_endless(self) -> bool:
+        """Whether every bad image is put up with."""
+        return self._budget.is_endless
+
+    @property
     def num_seen(self) -> int:
         """Rows that were counted by `add`, good ones too."""
         return self._num_seen
@@ -110,8 +115,9 @@ class ErrorBudget:
             return
         num_bad = self._before + len(self._faults) + len(self._bad.keys() | self._others.keys())
         if num_bad > self._budget.most:
+            images = "image is" if num_bad == 1 else "images are"
             raise ImageSourceError(
-                f"{num_bad} images are bad, and max_bad allows {self._budget.most} "
+                f"{num_bad} {images} bad, and max_bad allows {self._budget.most} "
                 f"({self._budget.text}): {self._reasons()}; look at them, then run the same command again "
                 "with a higher --max-bad: finished shards are kept"
             )

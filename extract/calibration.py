@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
@@ -22,9 +23,10 @@ from activault.store.layout import TokenLayout
 from activault.store.manifest import Quantisation
 from activault.store.quantise import PatchMoments
 
+from .arithmetic import Arithmetic, Forward, exact_arithmetic
 from .backbone import Backbone
-from .capture import Decoded, exact_arithmetic
 from .decode import quiet_decoders
+from .decoders import Decoded
 from .tokens import kept_tokens
 
 __all__ = ["CALIBRATION_ROWS", "calibrate"]
@@ -48,6 +50,7 @@ def calibrate(
     layout: TokenLayout,
     seed: int,
     workers: int,
+    arithmetic: Arithmetic | None = None,
     most_rows: int = CALIBRATION_ROWS,
 ) -> tuple[Quantisation, ...]:
     """One quantisation a layer, ascending; rows whose image is bad are passed over for others.
@@ -60,6 +63,7 @@ def calibrate(
         layout: tokens that are kept.
         seed: of the choice of rows.
         workers: decoding threads.
+        arithmetic: what the store's layers are computed in; None is exact float32. Nothing is compiled here.
         most_rows: to calibrate from; fewer than a store's own are for estimates.
 
     Raises:
@@ -68,13 +72,14 @@ def calibrate(
         PrecisionError: a layer's patches cannot be held in int8.
     """
     moments = {layer: PatchMoments(backbone.dim) for layer in sorted(layers)}
+    forward = Forward(backbone, replace(arithmetic or Arithmetic(), compile=False), moments.keys())
     rows = np.random.default_rng([_STREAM, seed]).permutation(num_rows)
     images = islice(_good(decode, rows, workers), most_rows)
     with quiet_decoders(), exact_arithmetic(), torch.inference_mode():
         while batch := list(islice(images, _BATCH)):
-            _add(backbone, np.stack(batch), layout, moments)
+            _add(forward, np.stack(batch), layout, moments)
     if not all(map(len, moments.values())):
-        raise ImageSourceError(f"none of the {num_rows} images could be decoded")
+        raise ImageSourceError(f"none of the {num_rows} images could be decoded; look at what they are")
     return tuple(_quantisation(layer, gathered, num_rows) for layer, gathered in moments.items())
 
 
@@ -87,11 +92,9 @@ def _good(decode: Callable[[int], Decoded], rows: Rows, workers: int) -> Iterato
                     yield decoded.pixels
 
 
-def _add(
-    backbone: Backbone, pixels: Pixels, layout: TokenLayout, moments: Mapping[int, PatchMoments]
-) -> None:
+def _add(forward: Forward, pixels: Pixels, layout: TokenLayout, moments: Mapping[int, PatchMoments]) -> None:
     span = layout.span("patches")
-    for layer, tokens in backbone.layers(backbone.prepare(torch.from_numpy(pixels)), moments.keys()):
+    for layer, tokens in forward(torch.from_numpy(pixels)):
         try:
             moments[layer].add(kept_tokens(tokens, layout)[:, span].float().cpu().numpy())
         except NonFiniteError as exc:

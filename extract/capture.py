@@ -33,7 +33,7 @@ from .peak_memory import device_peak, host_peak, start_counting
 from .publisher import Publisher
 from .stalls import StallTimes
 
-__all__ = ["Decoded", "Progress", "StallTimes", "capture", "exact_arithmetic", "without_pixels"]
+__all__ = ["Decoded", "Progress", "StallTimes", "capture", "without_pixels"]
 
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
@@ -52,8 +52,8 @@ def capture(
 ) -> StallTimes:
     """Compute and publish every unfinished shard of the store, or some of them.
 
-    Several processes may do so at once: each computes the shards that it claims first, then waits for those
-    of the others, and computes them itself if their owner dies.
+    Several may do so at once, as processes or as threads of one: each computes the shards that it claims
+    first, then waits for those of the others, and computes them itself if their owner dies.
 
     Args:
         writer: of a store that was planned for this teacher.
@@ -159,12 +159,15 @@ class _Capture:
                 self._progress(self._done, self._writer.manifest.num_rows)
 
 
-def _claimed_rows(writer: ShardWriter, shards: Sequence[int], claimed: deque[int]) -> Iterator[int]:
+def _claimed_rows(writer: ShardWriter, shards: Sequence[int], claimed: deque[int]) -> Iterator[int | None]:
     """Rows of the shards that can be claimed; each is claimed, and noted, when its first row is asked for.
 
-    The decoders ask ahead, so that the next shard is claimed before the one at hand is done.
+    The decoders ask ahead, so that the next shard is claimed before the one at hand is done; but no more than
+    that one, which would be held from others who have nothing to do. None while it has not been begun.
     """
     for shard in shards:
+        while claimed:
+            yield None
         if writer.claim(shard):
             claimed.append(shard)
             yield from writer.manifest.shard_range(shard)

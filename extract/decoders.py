@@ -1,7 +1,7 @@
 """Threads that decode rows ahead of the teacher, by a bounded number of images.
 
 In: the rows in the order in which they are wanted, and a function that decodes one. Out: the rows in that
-order, whichever was decoded first.
+order, whichever was decoded first. None among the rows says that no further row is to be begun for now.
 
     with Decoder(decode, rows, workers=4, ahead=132) as decoder:
         batch = decoder.take(64)                            # list of Decoded
@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 from jaxtyping import UInt8
@@ -54,7 +53,7 @@ class Decoder:
     def __init__(
         self,
         decode: Callable[[int], Decoded],
-        rows: Iterable[int],
+        rows: Iterable[int | None],
         workers: int,
         ahead: int,
         stalls: StallTimes | None = None,
@@ -74,7 +73,10 @@ class Decoder:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _fill(self) -> None:
-        for row in islice(self._rows, self._ahead - len(self._waiting)):
+        while len(self._waiting) < self._ahead:
+            row = next(self._rows, None)
+            if row is None:
+                return
             self._waiting.append(self._pool.submit(self._timed, row))
 
     def _timed(self, row: int) -> Decoded:

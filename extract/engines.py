@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from math import prod
 from typing import Final
 
@@ -27,6 +28,7 @@ from activault.store import ConfigError, Manifest, ShardBuffer
 
 from .arithmetic import Forward
 from .batches import Batch, Pixels, host_values, is_whole, rounded
+from .machine import is_out_of_memory, one_thread_each
 from .ring import Ring, Staging
 from .stalls import StallTimes
 from .tokens import kept_tokens
@@ -89,6 +91,8 @@ class Engine(ABC):
 class CoreEngine(Engine):
     """Forwards of one thread each, as many at once as the teacher may have threads.
 
+    Several in one process have so many each.
+
     Args:
         forward: the teacher, on the CPU.
         manifest: of the store.
@@ -97,26 +101,23 @@ class CoreEngine(Engine):
     """
 
     def __enter__(self) -> CoreEngine:
-        self._threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(
-            self._threads, "teacher", initializer=torch.set_num_threads, initargs=(1,)
-        )
-        self._under_way = deque[Future[None]]()
-        try:
-            if self.forward.arithmetic.compile:
-                # In a thread that computes: code is compiled for the number of threads that it finds.
-                self._pool.submit(self.forward.warm_up, self.num_images).result()
-        except BaseException:
-            self.__exit__()
-            raise
+        with ExitStack() as stack:
+            self.num_threads = stack.enter_context(one_thread_each())
+            pool = ThreadPoolExecutor(
+                self.num_threads, "teacher", initializer=torch.set_num_threads, initargs=(1,)
+            )
+            self._pool = stack.enter_context(pool)
+            self._under_way = deque[Future[None]]()
+            # In a thread that computes: code is compiled for the number of threads that it finds.
+            self._pool.submit(self.forward.warm_up, self.num_images).result()
+            self._entered = stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._pool.shutdown(wait=True)
-        torch.set_num_threads(self._threads)  # the number is the process's own for threads to come
+        self._entered.close()
 
     def put(self, buffer: ShardBuffer, offset: int, pixels: Sequence[Pixels | None]) -> Future[None]:  # noqa: D102
-        while len(self._under_way) >= 2 * self._threads:
+        while len(self._under_way) >= 2 * self.num_threads:
             wait([self._under_way.popleft()])
         future = self._pool.submit(self._run, self._batch(buffer, offset, pixels))
         self._under_way.append(future)
@@ -175,8 +176,7 @@ class DeviceEngine(Engine):
         self.held_bytes = self._slot_bytes * self._num_slots + 2 * prod(self._image_shape)
 
     def __enter__(self) -> DeviceEngine:
-        if self.forward.arithmetic.compile:
-            self.forward.warm_up(self.num_images)
+        self.forward.warm_up(self.num_images)
         self._ring = Ring(self._transfer, self._slot_bytes, self._num_slots, self.stalls)
         self._staging = Staging(self._transfer, self._image_shape, num_slots=2)
         return self
@@ -191,7 +191,9 @@ class DeviceEngine(Engine):
         if batch.good:
             try:
                 self._send(batch, sent)
-            except torch.OutOfMemoryError as exc:
+            except RuntimeError as exc:
+                if not is_out_of_memory(exc):
+                    raise
                 raise ConfigError(
                     f"a forward of {self._count(batch)} images must fit the device's memory, and does not "
                     "(--batch-size auto finds what does, or give a smaller one)"

@@ -21,13 +21,14 @@ from activault.store.cores import num_cores
 from activault.store.differences import first_difference, spoken
 from activault.store.manifest import Quantisation
 from activault.store.places import as_place, open_storage
-from activault.store.presence import is_finished
+from activault.store.presence import is_finished, nothing_finished
 from activault.store.root import read_root
 
 from .backbone import Backbone, load_backbone
 from .batch_size import choose_batch_size
 from .calibration import CALIBRATION_ROWS, calibrate
 from .capture import Decoded
+from .file_times import seconds_a_file
 from .listing import ImageSource
 from .machine import choose_device
 from .matching import Planned, planned_at, refuse_other_request
@@ -36,7 +37,7 @@ from .options import ExtractOptions
 from .order import Rows
 from .planning import plan_manifest, plan_table, planned_layout, row_order
 from .room import Room, room_at
-from .run import row_decoder
+from .run import refuse_all_bad, row_decoder
 from .sizing import MemoryNeeds, StoreSize, memory_needs, shards_bytes, store_size
 from .sources import opened
 
@@ -60,6 +61,9 @@ class Remaining:
     """That share it."""
     seconds: float
     """For workers as fast as this one was, beside whatever the disk makes them wait."""
+    disk_seconds: float | None
+    """For a worker's files to be brought to disk one after the other, meanwhile, as the folder for temporary
+    files takes; None for a bucket, and where no shard is to come."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,18 +140,25 @@ def estimate(
     first = min(CALIBRATION_ROWS, len(order)) if options.dtype == "int8" and there is None else 0
     needed = (rows / options.world + first) / found.speed.images_a_second
     room = room_at(store)
+    memory = memory_needs(manifest, found, on_cpu=device.type == "cpu", workers=options.local_world)
     return Estimate(
         store=str(store),
         device=str(device),
         size=size,
         left=Remaining(
-            rows=rows, shards=len(left), files=files, bytes=num_bytes, workers=options.world, seconds=needed
+            rows=rows,
+            shards=len(left),
+            files=files,
+            bytes=num_bytes,
+            workers=options.world,
+            seconds=needed,
+            disk_seconds=files / options.world * seconds_a_file() if isinstance(store, Path) else None,
         ),
         speed=found.speed,
-        memory=memory_needs(manifest, found, on_cpu=device.type == "cpu"),
+        memory=memory,
         room=room,
         lacking=room.shortfall(num_bytes, files) or _lacking_on_the_way(store, num_bytes, len(left)),
-        notes=tuple(_notes(batch_size, size, found, room)),
+        notes=tuple(_notes(batch_size, size, found, room, memory)),
     )
 
 
@@ -161,6 +172,7 @@ def _lacking_on_the_way(store: Path | str, num_bytes: int, num_shards: int) -> s
 def _nothing_left(store: Path | str, device: str) -> Estimate:
     """Of a store whose shards are all finished."""
     there = open_store(store)
+    refuse_all_bad(there)
     note = "the store is there, and complete: nothing is left to do"
     if not there.complete:
         note = "every shard is there: the store is to be completed"
@@ -168,7 +180,15 @@ def _nothing_left(store: Path | str, device: str) -> Estimate:
         store=str(store),
         device=device,
         size=store_size(there.manifest, None, len(read_root(there.storage).teacher), there.num_bytes),
-        left=Remaining(rows=0, shards=0, files=0 if there.complete else 2, bytes=0, workers=1, seconds=0.0),
+        left=Remaining(
+            rows=0,
+            shards=0,
+            files=0 if there.complete else 2,
+            bytes=0,
+            workers=1,
+            seconds=0.0,
+            disk_seconds=None,
+        ),
         speed=None,
         memory=None,
         room=room_at(store),
@@ -177,7 +197,14 @@ def _nothing_left(store: Path | str, device: str) -> Estimate:
     )
 
 
-def _notes(batch_size: int, size: StoreSize, found: Measurement, room: Room) -> Iterator[str]:
+def _notes(
+    batch_size: int, size: StoreSize, found: Measurement, room: Room, memory: MemoryNeeds
+) -> Iterator[str]:
+    if memory.workers * memory.peak_host > memory.machine:
+        yield (
+            "this machine, or this job's share of it, has not the memory; fewer rows a shard (--shard-rows), "
+            "a smaller --batch-size or fewer workers take less"
+        )
     if room.note:
         yield room.note
     elif room.free_bytes is not None:
@@ -219,6 +246,7 @@ def _planned(
             layout=planned_layout(backbone, options),
             seed=options.seed,
             workers=options.workers or num_cores(),
+            arithmetic=options.arithmetic,
             most_rows=_QUICK_CALIBRATION_ROWS,
         )
 
@@ -229,6 +257,7 @@ def _planned(
         raise StoreMismatchError(
             f"{there.path} was planned differently: {name} is {spoken(old)} there and {spoken(new)} here; "
             "choose another path, or ask for what is there"
+            f"{nothing_finished(open_storage(there.path), there.manifest)}"
         )
     return manifest
 

@@ -17,12 +17,12 @@ from typing import Any
 
 from activault.store import ConfigError, open_store
 from activault.store.growing_join import finish_join, join_growth
-from activault.store.locks import at_work
 
 from .capture import Progress, StallTimes
 from .growth_append import AddedRows
 from .growth_extend import AddedArrays
-from .growth_request import finished_store, local_folder
+from .growth_part import working_in
+from .growth_request import finished_store, local_folder, refuse_other_weights
 from .listing import ImageSource
 from .options import SourceOptions
 from .run import ExtractSummary, summarise
@@ -41,7 +41,10 @@ class GrowthSummary:
     num_known: int = 0
     """Images that were left out, because the store has a row of their key."""
     known_elsewhere: int = 0
-    """Those of them that the store has from a source of another name: another image may have that key."""
+    """Those of them that the store has from a source of another name: another image may have that key.
+
+    0 once a source was added that has all rows of the store.
+    """
     num_later: int = 0
     """Images that were not there yet when the addition was planned; the next one takes them."""
     layers: tuple[int, ...] = ()
@@ -68,20 +71,24 @@ def append(
     Raises:
         ConfigError: an option cannot be used, or the store is a partial copy.
         NotAStoreError, IncompleteStoreError: `store` is no finished store.
-        StoreMismatchError: an option or the teacher is another than the store's, or other images are being
-            added to it.
-        ImageSourceError: none of the new images could be decoded, or more are bad than `max_bad` allows.
+        StoreMismatchError: an option or the teacher is another than the store's, or other images, or those of
+            another source, are being added to it.
+        ImageSourceError: none of more than ten new images could be decoded, or more are bad than `max_bad`
+            allows.
         WeightsError: the teacher's weights are absent or not the store's.
         StoreError: the disk is full or gone, or the teacher gave NaN; finished shards are kept.
     """
     start, path = time.perf_counter(), local_folder(store)
-    source = opened(images, asked.get("source", SourceOptions()))
     finish_join(path)
-    with at_work(path):
+    finished_store(path)  # before the lock: nothing is written into what is no store
+    source = opened(images, asked.get("source", SourceOptions()))
+    with working_in(path):
         rows = AddedRows(finished_store(path), source, asked)
         grown = rows.plan(path)
         if grown:
             stalls = rows.compute(path, progress)
+        else:
+            refuse_other_weights(rows.there, rows.options)
     if grown:
         join_growth(path)
     return GrowthSummary(
@@ -115,20 +122,25 @@ def extend(
     """
     start, path = time.perf_counter(), local_folder(store)
     if not {"layers", "tokens"} & asked.keys():
-        raise ConfigError("a store is extended by layers or token kinds; say which, by --layers or --tokens")
+        kept = "; which patches it keeps was settled when it was made" if "patches" in asked else ""
+        raise ConfigError(
+            f"a store is extended by layers or token kinds; say which, by --layers or --tokens{kept}"
+        )
     for name in ("where", "split", "max_bad"):
         if name in asked:
             raise ConfigError(
-                f"more layers are of the rows that a store has; leave --{name.replace('_', '-')} out"
+                f"what comes is of the rows that a store has; leave --{name.replace('_', '-')} out"
             )
-    source = opened(images, asked.get("source", SourceOptions()))
     finish_join(path)
     first = finished_store(path)
+    source = opened(images, asked.get("source", SourceOptions()))
     stalls, num_computed = StallTimes(), 0
     while True:
-        with at_work(path):
+        with working_in(path):
             arrays = AddedArrays(finished_store(path), source, asked)
             if arrays.grown is None:
+                if not num_computed:
+                    refuse_other_weights(arrays.there, arrays.options)
                 break
             stalls, num_new = arrays.compute(path, progress)
             num_computed += num_new

@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 
 from activault.store import ConfigError, ImageSourceError, Outcome, Store
-from activault.store.files import xxh3
-from activault.store.growing import GROWING, growing_root
+from activault.store.growing import GROWING, growing_root, way_out
 from activault.store.growing_plan import appended_manifest, appended_samples, new_part
 from activault.store.growing_writer import old_outcomes
 from activault.store.parts import part_samples
-from activault.store.samples import NO_CONTENT
 from activault.store.sources import CopySource, open_source
 
-from .budget import ErrorBudget, parse_budget
+from .budget import FEWEST, ErrorBudget, parse_budget
 from .capture import Decoded, Progress, StallTimes
-from .decode import BadImage
+from .growth_begun import content_of, refuse_other_source
 from .growth_part import another_growth, compute_part, create_part, planned_part
 from .growth_request import Asked, settled, teacher_of, versions
 from .growth_rows import appended_details, joint_source, new_rows, places_of, refuse_missing
@@ -52,7 +50,9 @@ class AddedRows:
     def plan(self, path: Path) -> bool:
         """Plan the new rows, or find them planned; False where there are none."""
         new = new_rows(self.there.samples, self.source, self.options)
-        self.num_known, self.known_elsewhere = new.num_known, new.known_elsewhere
+        self.num_known = new.num_known
+        if self.there.manifest.source.name != self.source.info.name:  # else it had all of them before
+            self.known_elsewhere = new.known_elsewhere
         if growing_root(path) is None and len(new.places):
             self._plan(path, new.places)
         part = planned_part(path, self.there)
@@ -75,7 +75,8 @@ class AddedRows:
             there.manifest,
             num_rows,
             joint_source(there.manifest, there.samples, source),
-            appended_details(there.manifest, num_rows, source.info.name) | versions(there.manifest),
+            appended_details(there.manifest, num_rows, source.info.name, self.options)
+            | versions(there.manifest),
         )
         part = new_part(there.manifest, grown)
         create_part(path, there.manifest, part, part_samples(samples, part))
@@ -85,7 +86,8 @@ class AddedRows:
         part = open_source(path / GROWING)
         places = places_of(part.samples, self.source)
         new = np.arange(self.there.num_rows, part.manifest.num_rows)
-        rule = f"{len(new)} rows are being added to {path}; finish that first, or remove {path / GROWING}"
+        refuse_other_source(path, self.there, part, self.source, places)
+        rule = f"{len(new)} rows are being added to {path}; {way_out(path)}"
         refuse_missing(part.samples, places, new, self.source, rule)
         backbone = teacher_of(self.there, self.options).to(choose_device(self.options.device))
         budget = self._budget(part)
@@ -94,8 +96,9 @@ class AddedRows:
         stalls, self.num_computed = compute_part(
             path, self.there, part, backbone, decode, self.options, progress
         )
-        self._budget(open_source(path / GROWING))  # others may have spent it together
-        _refuse_all_bad(open_source(path / GROWING), self.there.num_rows)
+        budget = self._budget(open_source(path / GROWING))  # others may have spent it together
+        if not budget.is_endless:
+            _refuse_all_bad(open_source(path / GROWING), self.there.num_rows)
         return stalls
 
     def _budget(self, part: CopySource) -> ErrorBudget:
@@ -126,8 +129,7 @@ class _OldRows:
             return self._decode(row)
         was, content = self._outcomes[row - self._first], None
         if self._places[row] >= 0:
-            data = self._source.read(int(self._places[row]))
-            content = (data.content or NO_CONTENT) if isinstance(data, BadImage) else xxh3(data)
+            content = content_of(self._source, int(self._places[row]))
         outcome = Outcome(
             status=was.status, reason=was.reason, width=was.width, height=was.height, content=content
         )
@@ -141,9 +143,10 @@ def _new_bad(part: CopySource, first: int) -> list[int]:
 
 
 def _refuse_all_bad(part: CopySource, first: int) -> None:
+    """Refuse a source of which nothing is an image; a few bad images that came alone are bad rows."""
     bad = _new_bad(part, first)
-    if len(bad) == part.manifest.num_rows - first:
+    if len(bad) == part.manifest.num_rows - first and len(bad) > FEWEST:
         raise ImageSourceError(
             f"none of the {len(bad)} new images could be decoded; nothing was added; remove {part.where}, "
-            "and look at the images"
+            "and look at the images, or keep them as bad rows with --max-bad 100%"
         )

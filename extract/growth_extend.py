@@ -59,7 +59,7 @@ class AddedArrays:
         there, options = self.there, self.options
         places = places_of(there.samples, self.source)
         held = there.finished_rows if there.manifest.dtype != "int8" else np.arange(there.num_rows)
-        refuse_missing(there.samples, places, held, self.source, "more layers are of the images of all rows")
+        refuse_missing(there.samples, places, held, self.source, "what comes is of all rows' images")
         backbone = teacher_of(there, options).to(choose_device(options.device))
         decode = row_decoder(self.source, places, backbone, options)
         if growing_root(path) is None:
@@ -87,6 +87,7 @@ class AddedArrays:
                 layout=layout,
                 seed=self.options.seed,
                 workers=self.options.workers or num_cores(),
+                arithmetic=self.options.arithmetic,
             )
             steps = dict(zip(new, found, strict=True))
         return extended_manifest(there, layers, kinds, layout, steps, versions(there))

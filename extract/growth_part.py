@@ -5,7 +5,9 @@ The path of the store, a manifest and a table in; the new part, opened, and then
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -13,10 +15,12 @@ import pyarrow as pa
 
 from activault.store import Manifest, Store, StoreMismatchError, create_store
 from activault.store.cores import num_cores
-from activault.store.growing import GROWING, growing_root
+from activault.store.files import disk_error
+from activault.store.growing import GROWING, growing_root, way_out
 from activault.store.growing_join import refuse_obstacles
 from activault.store.growing_plan import refuse_other_store
 from activault.store.growing_writer import GrowingWriter
+from activault.store.locks import lock_shared
 from activault.store.root import read_root
 from activault.store.sources import CopySource, open_source
 from activault.store.storage import Folder
@@ -26,7 +30,24 @@ from .capture import Decoded, Progress, StallTimes, capture
 from .options import ExtractOptions
 from .workers import own_first
 
-__all__ = ["another_growth", "compute_part", "create_part", "planned_part"]
+__all__ = ["another_growth", "compute_part", "create_part", "planned_part", "working_in"]
+
+
+@contextlib.contextmanager
+def working_in(path: Path) -> Iterator[None]:
+    """Hold the writers' lock of the store, so that nobody joins anything to it meanwhile.
+
+    Raises:
+        StoreError: nothing may be written there, or its file system has no locks.
+    """
+    try:
+        handle = lock_shared(path)
+    except OSError as exc:
+        raise disk_error(exc, path, 0) from exc
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def create_part(path: Path, old: Manifest, part: Manifest, samples: pa.Table) -> None:
@@ -89,6 +110,5 @@ def another_growth(path: Path, part: Manifest) -> StoreMismatchError:
     """What to say where another addition is under way."""
     what = f"layers {', '.join(map(str, part.layers))} ({', '.join(part.kinds)})"
     return StoreMismatchError(
-        f"something else is being added to {path}: {what} of {part.num_rows} rows; finish that by its own "
-        f"command first, or remove {path / GROWING} to drop it"
+        f"something else is being added to {path}: {what} of {part.num_rows} rows; {way_out(path)}"
     )

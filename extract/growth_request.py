@@ -33,7 +33,7 @@ from activault.store.provenance import Preprocessing
 from .architectures import teacher_rules
 from .backbone import Backbone, load_backbone, load_teacher
 from .decode import MAX_PIXELS
-from .options import ExtractOptions
+from .options import OF_RUN, ExtractOptions
 from .preprocess import plan_preprocessing
 from .teacher_files import CONFIG, WEIGHTS
 from .tokens import parse_patches
@@ -44,18 +44,19 @@ __all__ = [
     "asked_layers",
     "finished_store",
     "local_folder",
+    "refuse_other_weights",
     "settled",
     "teacher_of",
     "versions",
 ]
 
 Asked = Mapping[str, Any]
-_OF_RUN: Final = ("batch_size", "workers", "device", "rank", "world", "lease")
-_FREE: Final = ("source", "weights", "where", "split", "max_bad", *_OF_RUN)
+_FREE: Final = ("source", "weights", "where", "split", *OF_RUN)
 """Options that are not part of a store, or only of the rows that come."""
 _SWITCHES: Final = ("compile", "batch_invariant")
 """Options that are on where a store notes anything of them."""
 _RULES: Final = ("resize", "interpolation", "crop_mode")
+_COLOURS: Final = ("mean", "std")
 _NOT_NOW: Final = {
     "limit": "choose rows with --where, or by a table of paths: said again it would add as many once more",
     "teacher_weights": "the teacher's files stay as they are",
@@ -137,6 +138,8 @@ def _decided(there: Store) -> dict[str, Any]:
         "resize": rules.resize,
         "interpolation": rules.interpolation,
         "crop_mode": rules.crop_mode,
+        "mean": rules.mean,
+        "std": rules.std,
         "orientation": rules.orientation,
         "layers": ",".join(map(str, manifest.layers)),
         "tokens": ",".join(manifest.kinds),
@@ -172,7 +175,10 @@ def _refuse_others(there: Store, options: ExtractOptions, asked: set[str]) -> No
     pairs: dict[str, tuple[object, object]] = {
         "teacher": (manifest.teacher.name, options.teacher),
         "image_size": (rules.image_size, options.input_size),
-        **{name: (getattr(rules, name), getattr(options, name)) for name in (*_RULES, "orientation")},
+        **{
+            name: (getattr(rules, name), getattr(options, name))
+            for name in (*_RULES, *_COLOURS, "orientation")
+        },
         **{
             name: (getattr(manifest, name), getattr(options, name))
             for name in ("dtype", "compression", "license", "citation", "shard_rows")
@@ -264,6 +270,16 @@ def teacher_of(there: Store, options: ExtractOptions) -> Backbone:
                 f"{there.path} and {ours!r} here; extract to another path"
             )
     return backbone
+
+
+def refuse_other_weights(there: Store, options: ExtractOptions) -> None:
+    """Hold weights that were said against the store's, where nothing is computed with them.
+
+    Raises:
+        WeightsError: they are others than the store was made with.
+    """
+    if options.weights is not None:
+        teacher_of(there, options)
 
 
 def versions(manifest: Manifest) -> dict[str, Detail]:

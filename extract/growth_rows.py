@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from activault.store import Manifest, StoreMismatchError
+from activault.store.growing import APPENDED
 from activault.store.manifest import Detail
 from activault.store.provenance import SourceInfo
 
 from .listing import ImageSource, fingerprint_of
 from .options import ExtractOptions
-from .order import Rows, chosen_rows
+from .order import Rows, chosen_rows, selection_details
 
 __all__ = ["NewRows", "appended_details", "joint_source", "new_rows", "places_of", "refuse_missing"]
 
@@ -63,7 +64,9 @@ def new_rows(samples: pa.Table, source: ImageSource, options: ExtractOptions) ->
     if options.order == "shuffled":
         places = places[np.random.default_rng([options.seed, len(samples)]).permutation(len(places))]
     foreign = np.asarray(pc.not_equal(samples["source"], pa.scalar(source.info.name)), np.bool_)
-    return NewRows(places, int(is_known[chosen].sum()), int((foreign & (known >= 0)).sum()))
+    is_foreign = np.zeros(len(source), np.bool_)
+    is_foreign[known[foreign & (known >= 0)]] = True
+    return NewRows(places, int(is_known[chosen].sum()), int(is_foreign[chosen].sum()))
 
 
 def refuse_missing(
@@ -113,11 +116,13 @@ def _each_once(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def appended_details(old: Manifest, num_rows: int, name: str) -> dict[str, Detail]:
-    """What `details` say of additions: first and last row of each, and the name of their source."""
-    before = dict(old.details).get("appended")
+def appended_details(old: Manifest, num_rows: int, name: str, options: ExtractOptions) -> dict[str, Detail]:
+    """What `details` say of additions: first and last row of each, their source, and how they were chosen."""
+    before = dict(old.details).get(APPENDED)
     told = f"{before}; " if isinstance(before, str) else ""
     told += f"{old.num_rows}-{num_rows - 1} {name[:100]}"
+    chosen = selection_details(options.where, options.split)
+    told += "".join(f", {how} {what[:200].replace(';', ',')}" for how, what in chosen.items())
     while len(told) > _MOST_TOLD:
         told = "..." + told.partition(";")[2]
-    return {"appended": told}
+    return {APPENDED: told}

@@ -72,10 +72,12 @@ class ImageFolder(Listed):
 
     def read(self, row: int) -> bytes | BadImage:
         """The bytes of one file; may be called from several threads."""
+        file = self.path / self._odd.get(row, self.keys[row])
         try:
-            return (self.path / self._odd.get(row, self.keys[row])).read_bytes()
+            return file.read_bytes()
         except OSError as exc:
-            return unreadable(exc, self.path)
+            # The folder of a class may be a mount of its own, and it was there when its images were listed.
+            return unreadable(exc, self.path if os.path.isdir(file.parent) else file.parent)  # noqa: PTH112
 
 
 def _labels(keys: list[str]) -> list[str | None]:

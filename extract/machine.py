@@ -1,13 +1,19 @@
-"""What this machine offers an extraction: a device and memory."""
+"""What this machine offers an extraction: a device, its memory and torch's threads."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
 
 import torch
 
 from activault.store.cores import memory_bytes
 from activault.store.errors import ConfigError
 
-__all__ = ["choose_device", "memory_bytes"]
+from .process_wide import ProcessWide
+
+__all__ = ["choose_device", "is_out_of_memory", "memory_bytes", "one_thread_each"]
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -31,3 +37,28 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if (device.index or 0) >= available.get(device.type, 0):
         raise ConfigError(f"the device {name!r} is not available here; take auto or cpu")
     return device
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device had not the memory; MPS has no error of its own for that."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
+
+
+@contextmanager
+def _one_thread() -> Iterator[int]:
+    threads = torch.get_num_threads()
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+_shared_one_thread: Final = ProcessWide(_one_thread)
+
+
+def one_thread_each() -> AbstractContextManager[int]:
+    """Lets threads set torch to one thread each; gives how many torch had, and restores it afterwards.
+
+    What a thread sets is also the process's number for threads to come.
+    """
+    return _shared_one_thread()

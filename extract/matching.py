@@ -22,6 +22,7 @@ from activault.store import (
 )
 from activault.store.manifest import Detail
 from activault.store.places import open_storage
+from activault.store.presence import nothing_finished
 from activault.store.provenance import Preprocessing
 from activault.store.root import read_root
 from activault.store.writers import is_free
@@ -173,7 +174,8 @@ def choice_details(options: ExtractOptions) -> dict[str, Detail]:
 
 def mismatch(there: Planned | Store, field: str, old: object, new: object) -> StoreMismatchError:
     """The error of a field that differs, with what to do."""
+    dropped = nothing_finished(open_storage(there.path), there.manifest)
     return StoreMismatchError(
         f"{there.path} was planned differently: {field} is {old!r} there and {new!r} here; "
-        f"choose another path, or ask for what is there{_GROWTH.get(field, '')}"
+        f"choose another path, or ask for what is there{dropped or _GROWTH.get(field, '')}"
     )

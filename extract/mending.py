@@ -56,7 +56,8 @@ def repair(
     if not isinstance(store, Path):
         raise ConfigError(
             f"a repair plan is carried out in a folder of this machine; got {store}; without one, `extract` "
-            "puts again what a store in a bucket has lost"
+            "puts again what a store in a bucket has lost, and once a file of a shard is deleted, what was "
+            "altered of it"
         )
     root = checked_root(store, plan)
     if plan.needs_images:

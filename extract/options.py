@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from activault.store import ConfigError, StoredDtype
 from activault.store.leases import LEASE, MOST_LEASE
@@ -16,7 +16,10 @@ from .decode import MAX_PIXELS, Orientation
 from .order import parse_condition
 from .preprocess import CropMode, Interpolation, PreprocessingRequest, RuleSet
 
-__all__ = ["ExtractOptions", "SourceOptions"]
+__all__ = ["OF_RUN", "ExtractOptions", "SourceOptions"]
+
+OF_RUN: Final = ("max_bad", "batch_size", "workers", "device", "rank", "world", "local_world", "lease")
+"""Options that say how a store is computed, and may be others at each run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,12 @@ class SourceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractOptions:
-    """What to extract and how; everything but the last four is part of the store's identity."""
+    """What to extract and how.
+
+    All of it is part of the store's identity, and must be said again to go on with a store, but for `OF_RUN`
+    and where the teacher's weights are read from (`weights`), which their hash stands for. `shard_rows`,
+    `license` and `citation` are the store's if they are not said. `teacher_weights` counts at its planning.
+    """
 
     teacher: str
     """timm's name of a ViT (a `.tag` picks its weights), or `demo`."""
@@ -61,6 +69,10 @@ class ExtractOptions:
     """How an image is scaled; None follows from the rules."""
     crop_mode: CropMode | None = None
     """`center`, `squash` or `border`; None follows from the rules."""
+    mean: tuple[float, float, float] | None = None
+    """Mean of red, green and blue, from 0 to 1; None is what timm records for the teacher's name."""
+    std: tuple[float, float, float] | None = None
+    """Their standard deviation; None as for the mean."""
     layers: str = "all"
     """Layers to keep, such as `0-12` or `0,6,12`; 0 is the embedded input."""
     tokens: str = "all"
@@ -111,11 +123,13 @@ class ExtractOptions:
     """This worker's place among `world`: which shards it asks for first, and no more (see `workers`)."""
     world: int = 1
     """Workers on this store."""
+    local_world: int = 1
+    """Those of them that share this machine's memory."""
     lease: float = LEASE
     """Seconds without a sign of life after which a worker's shards are taken over by others."""
 
     def __post_init__(self) -> None:
-        counts = {"workers": self.workers, "shard_rows": self.shard_rows}
+        counts = {"workers": self.workers, "shard_rows": self.shard_rows, "local_world": self.local_world}
         if self.batch_size != "auto":
             counts["batch_size"] = self.batch_size
         for name, count in (counts | {"limit": self.limit, "max_pixels": self.max_pixels}).items():
@@ -149,6 +163,8 @@ class ExtractOptions:
             resize=self.resize,
             interpolation=self.interpolation,
             crop_mode=self.crop_mode,
+            mean=self.mean,
+            std=self.std,
             orientation=self.orientation,
         )
 

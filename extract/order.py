@@ -108,6 +108,8 @@ def chosen_rows(
 def _none_left(source: ImageSource, condition: Condition) -> str:
     column = source.column(condition.column)
     common = [value for value, _ in Counter(column).most_common(_TOLD)]
+    if common == [None]:
+        return f"images are chosen by what their source tells of them; this one tells no {condition.column}"
     return (
         f"none of the {len(source)} images is chosen where "
         f"{condition.column}{condition.operator}{condition.value}; its values are such as "

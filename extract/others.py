@@ -6,13 +6,14 @@ those of the others, out. A record is read once, and records are looked for ever
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from activault.store import CorruptStoreError, Manifest, Outcome, Store
+from activault.store import CorruptStoreError, Manifest, Outcome, Store, StoreError
 from activault.store.places import open_storage
 from activault.store.presence import shards_named
 from activault.store.records import read_record, record_path
@@ -22,6 +23,7 @@ from .capture import Progress
 
 __all__ = ["Others"]
 
+_log: Final = logging.getLogger(__name__)
 _INTERVAL: Final = 5.0
 """Seconds between two looks: one listing of a folder or of a prefix each."""
 
@@ -46,6 +48,7 @@ class Others:
         self._seen = set[int](np.unique(store.finished_rows // self._manifest.shard_rows).tolist())
         self._finished = len(store.finished_rows)
         self._last = time.monotonic()
+        self._told = False
 
     def __call__(self, done: int, total: int) -> None:
         """Told by the engine, with the rows that were done before it began and its own.
@@ -61,7 +64,13 @@ class Others:
 
     def look(self) -> None:
         """Take in the records that are new; raises as calling does."""
-        names = self._storage.names("shards")
+        try:
+            names = self._storage.names("shards")
+        except StoreError as exc:  # progress and the budget wait; who claims and publishes meets what lasts
+            if not self._told:
+                _log.warning("what other workers have done cannot be seen now: %s", exc)
+            self._told = True
+            return
         for shard in sorted(shards_named(names or (), record_path, self._manifest) - self._seen):
             try:
                 found = read_record(self._storage, self._manifest, shard)

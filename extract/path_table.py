@@ -42,7 +42,7 @@ from .listing import (
 from .options import SourceOptions
 from .parquet_columns import as_texts
 from .parquet_images import open_parquet
-from .places import SourceFile, find_files, is_url, open_place, reading, source_name
+from .places import SourceFile, find_files, is_url, open_place, read_whole, reading, source_name
 
 __all__ = ["PathTable"]
 
@@ -167,14 +167,14 @@ class PathTable(Listed):
         """The bytes of one file; may be called from several threads."""
         path, folder = self._paths[row], self._root.folder
         try:
-            return self._root.read(path, _MOST_IMAGE)
+            return read_whole(self._root, path, _MOST_IMAGE)
         except FileNotFoundError:
             if folder is not None:
                 unreadable(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), folder)
             return BadImage(status="unreadable", reason="there is no such file")
         except StoreError as exc:
             if folder is None:
-                raise ImageSourceError(f"{exc}; finished shards are kept") from exc
+                raise ImageSourceError(str(exc)) from exc
             if isinstance(exc.__cause__, OSError):
                 return unreadable(exc.__cause__, folder)
             return BadImage(status="unreadable", reason=f"the file cannot be read ({type(exc).__name__})")
@@ -190,7 +190,7 @@ def _read(file: SourceFile) -> pa.Table:
             name for name in table.column_names if not pa.types.is_nested(table.schema.field(name).type)
         ]
         return table.select(single)
-    data = reading(file.where, lambda: file.storage.read(file.path, _MOST_TABLE))
+    data = reading(file.where, lambda: read_whole(file.storage, file.path, _MOST_TABLE))
     delimiter = _DELIMITERS[ending]
     source: Any = pa.BufferReader(data)
     try:

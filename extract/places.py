@@ -34,6 +34,7 @@ __all__ = [
     "find_files",
     "is_url",
     "open_place",
+    "read_whole",
     "reading",
     "source_name",
 ]
@@ -42,6 +43,7 @@ Result = TypeVar("Result")
 MAX_FILES: Final = 1 << 20
 """Files of one source; a brace range beyond is a slip of the pen."""
 _BRACES: Final = re.compile(r"\{([^{}]*)\}")
+_SCHEMES: Final = ("http", "https", "s3", "file")
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)")
 
 
@@ -73,6 +75,10 @@ def open_place(where: str) -> Folder | Remote:
     Raises:
         ConfigError: a URL of another scheme, or one that names no place.
     """
+    if is_url(where) and where.partition("://")[0].lower() not in _SCHEMES:
+        raise ConfigError(
+            f"images lie at a path, or at a URL that begins with {', '.join(_SCHEMES)}; got {where}"
+        )
     place = open_storage(where)
     assert isinstance(place, Folder | Remote), "there are no other places"
     return place
@@ -91,7 +97,15 @@ def reading(what: str, action: Callable[[], Result]) -> Result:
     except CorruptStoreError as exc:
         raise ImageSourceError(f"{what} has changed since it was listed ({exc}); start again") from exc
     except StoreError as exc:
-        raise ImageSourceError(f"{what}: {exc}; finished shards are kept") from exc
+        # Most of them name it; here nobody knows whether there is a store yet.
+        raise ImageSourceError(str(exc) if what in str(exc) else f"{what}: {exc}") from exc
+
+
+def read_whole(storage: Folder | Remote, path: str, max_bytes: int) -> bytes:
+    """All of one file, also from a server that gives no parts of files; raises as `Storage.read`."""
+    if isinstance(storage, Remote):
+        return storage.read_whole(path, max_bytes)
+    return storage.read(path, max_bytes)
 
 
 def find_files(images: str, endings: Sequence[str]) -> list[SourceFile]:

@@ -144,6 +144,7 @@ def _grid(
     if there is not None and options.shard_rows in (None, there.manifest.shard_rows):
         # A store that was begun elsewhere keeps its grid, whatever this machine's memory would suggest.
         return there.manifest.shard_rows, there.manifest.chunk_rows
+    memory = memory_bytes() // options.local_world
     return choose_grid(
         num_rows=num_rows,
         layout=layout,
@@ -152,11 +153,9 @@ def _grid(
         dim=dim,
         dtype=options.dtype,
         shard_rows=options.shard_rows,
-        # Two buffers are alive at once, beside what the writer and the teacher need: a quarter of the memory
-        # at most, or half of it for whoever asks for more rows a shard, to have fewer files.
-        buffer_bytes=memory_bytes() // 4
-        if options.shard_rows is not None
-        else min(SHARD_BUFFER_BYTES, memory_bytes() // 8),
+        # Two buffers are alive at once, beside what the writer and the teacher need: a quarter of a worker's
+        # memory at most, or half of it for whoever asks for more rows a shard, to have fewer files.
+        buffer_bytes=memory // 4 if options.shard_rows is not None else min(SHARD_BUFFER_BYTES, memory // 8),
     )
 
 

@@ -51,6 +51,8 @@ _FILTERS: Final = {
     "nearest": Image.Resampling.NEAREST,
 }
 _CROP_MODES: Final = ("center", "squash", "border")
+_LEAST_STD: Final = 1e-3
+"""A hundredth of what any teacher has; nearer to 0 pixels would be beyond what a teacher can take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +77,16 @@ class PreprocessingRequest:
     """Shorter side of the box that the image is scaled to."""
     interpolation: str | None = None
     crop_mode: str | None = None
+    mean: tuple[float, float, float] | None = None
+    """Subtracted from red, green and blue, which are from 0 to 1; None is the teacher's."""
+    std: tuple[float, float, float] | None = None
+    """What they are divided by then; None is the teacher's."""
     orientation: str = "stored"
     """Noted only: turning an image is the decoder's work."""
 
     def __post_init__(self) -> None:
+        _check_colours("mean", self.mean, 0.0)
+        _check_colours("std", self.std, _LEAST_STD)
         for name, value, known in (
             ("preprocessing", self.rules, ("reference", "teacher")),
             ("interpolation", self.interpolation, tuple(_FILTERS)),
@@ -91,6 +99,14 @@ class PreprocessingRequest:
                 f"crop mode squash scales both sides to the input's, so a resize of {self.resize} has no "
                 "meaning; leave one of the two out"
             )
+
+
+def _check_colours(name: str, values: tuple[float, float, float] | None, least: float) -> None:
+    if values is not None and (len(values) != 3 or not all(least <= value <= 1 for value in values)):
+        raise ConfigError(
+            f"the {name} is three numbers from {least:g} to 1, for red, green and blue from 0 to 1; got "
+            f"{', '.join(f'{value:g}' for value in values)}; of values up to 255 take each / 255"
+        )
 
 
 def checked_size(image_size: int | tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
@@ -122,7 +138,7 @@ def plan_preprocessing(
 
     Args:
         image_size: height and width of the input.
-        teacher: the teacher's own rules; mean and standard deviation are always its.
+        teacher: the teacher's own rules; mean and standard deviation are its by both rules.
         request: None is the reference's.
 
     Raises:
@@ -144,8 +160,8 @@ def plan_preprocessing(
         image_size=image_size,
         resize=resize if crop_mode != "squash" else None,
         interpolation=interpolation,
-        mean=teacher.mean,
-        std=teacher.std,
+        mean=request.mean or teacher.mean,
+        std=request.std or teacher.std,
         crop_mode=crop_mode,
         orientation=request.orientation,
     )

@@ -58,13 +58,14 @@ class Ring:
         slot = self._free.get()
         target = slot[: tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
         landing = self._transfer.down(tensor, target)
-        # The tensor goes along, so that its memory is not given out again before it is copied.
-        return self._drain.submit(self._empty, slot, tensor, target, landing, deliver)
+        # The tensor goes along, so that its memory is not given out again before it is copied; in a list, as
+        # the pool holds on to arguments until the call is over.
+        return self._drain.submit(self._empty, slot, [tensor], target, landing, deliver)
 
     def _empty(
         self,
         slot: Tensor,
-        source: Tensor,
+        held: list[Tensor],
         target: Tensor,
         landing: Landing,
         deliver: Callable[[Tensor], None],
@@ -74,7 +75,7 @@ class Ring:
             copied = landing.wait()
             self._stalls.add_work("compute", max(0.0, time.perf_counter() - start - copied))
             self._stalls.add_work("copy", copied)
-            del source
+            held.clear()
             with self._stalls.worked("copy"):
                 deliver(target)
         finally:

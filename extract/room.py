@@ -32,11 +32,10 @@ class Room:
         if not self.writable:
             return f"{self.place} may not be written to; grant the right, or choose another path"
         if self.free_bytes is not None and num_bytes > self.free_bytes:
-            lacking = (num_bytes - self.free_bytes) / 1e9
+            free, coming, lacking = map(_spoken, (self.free_bytes, num_bytes, num_bytes - self.free_bytes))
             return (
-                f"{self.place} has {self.free_bytes / 1e9:,.1f} GB free, and {num_bytes / 1e9:,.1f} GB are "
-                f"to come, {lacking:,.1f} GB too many; free them, choose another path, keep fewer layers or "
-                "patches, or take --dtype int8"
+                f"{self.place} has {free} free, and {coming} are to come, {lacking} too many; free them, "
+                "choose another path, keep fewer layers or patches, or take --dtype int8"
             )
         if self.free_files is not None and num_files > self.free_files:
             return (
@@ -44,6 +43,11 @@ class Room:
                 "choose another path, or more --shard-rows"
             )
         return None
+
+
+def _spoken(num_bytes: int) -> str:
+    """In kB or GB, so that there is something to see of it."""
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e3:,.1f} kB"
 
 
 def room_at(path: Path | str) -> Room:

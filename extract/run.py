@@ -49,7 +49,15 @@ from .preprocess import to_pixels
 from .sources import opened
 from .workers import own_first
 
-__all__ = ["ExtractOptions", "ExtractSummary", "counted", "extract", "row_decoder", "summarise"]
+__all__ = [
+    "ExtractOptions",
+    "ExtractSummary",
+    "counted",
+    "extract",
+    "refuse_all_bad",
+    "row_decoder",
+    "summarise",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +147,7 @@ def extract(
             arithmetic=options.arithmetic,
         )
         if choose is None or not writer.unfinished:
-            _refuse_all_bad(finished := open_store(store))
+            refuse_all_bad(finished := open_store(store))
             _budget(source, order, options, finished)  # others may have spent it together
             writer.complete()
     return summarise(open_store(store), budget.num_seen, stalls, start)
@@ -258,11 +266,19 @@ def row_decoder(
     return decode
 
 
-def _refuse_all_bad(store: Store) -> None:
+def refuse_all_bad(store: Store) -> None:
+    """Refuse a store of whose images none could be decoded.
+
+    Raises:
+        ImageSourceError: it is one.
+    """
     if store.num_bad < store.num_rows:
         return
     reasons = ", ".join(f"{count} {status}" for status, count in store.bad_counts.items())
-    raise ImageSourceError(f"none of the {store.num_rows} images could be decoded ({reasons})")
+    raise ImageSourceError(
+        f"none of the {store.num_rows} images could be decoded ({reasons}); look at what they are, then "
+        f"remove {store.path}, which has no values, and name other images"
+    )
 
 
 def summarise(store: Store, num_new: int, stalls: StallTimes, start: float) -> ExtractSummary:

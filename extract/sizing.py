@@ -58,8 +58,10 @@ class MemoryNeeds:
     `batches` (images decoded ahead, activations, copies)."""
     peak_host: int
     """Their sum."""
+    workers: int
+    """Workers that share the machine, each of which takes so much."""
     machine: int
-    """Of the machine."""
+    """Of the machine, or what this process's container or job may take of it."""
     device: int | None
     """Of a CUDA device; None elsewhere."""
 
@@ -116,7 +118,7 @@ def shards_bytes(
     return round(num_rows * bytes_a_row) + num_shards * (indices + found.statistics_bytes + 2 * record)
 
 
-def memory_needs(manifest: Manifest, found: Measurement, *, on_cpu: bool) -> MemoryNeeds:
+def memory_needs(manifest: Manifest, found: Measurement, *, on_cpu: bool, workers: int = 1) -> MemoryNeeds:
     """Peak memory of one worker: two shards at once, and two chunks a thread that encodes."""
     arrays = len(manifest.layers) * len(manifest.kinds)
     threads = 1 if on_cpu else min(num_cores(), arrays, manifest.chunks_per_shard)
@@ -127,5 +129,9 @@ def memory_needs(manifest: Manifest, found: Measurement, *, on_cpu: bool) -> Mem
         "batches": found.working_bytes,
     }
     return MemoryNeeds(
-        host=host, peak_host=sum(host.values()), machine=memory_bytes(), device=found.device_bytes
+        host=host,
+        peak_host=sum(host.values()),
+        workers=workers,
+        machine=memory_bytes(),
+        device=found.device_bytes,
     )

@@ -64,29 +64,36 @@ class BlockingTransfer:
 
 
 class _CudaLanding:
-    def __init__(self, begun: torch.cuda.Event, done: torch.cuda.Event) -> None:
+    def __init__(self, device: torch.device, begun: torch.cuda.Event, done: torch.cuda.Event) -> None:
+        self._device = device
         self._begun, self._done = begun, done
 
     def wait(self) -> float:
-        self._done.synchronize()
-        return float(self._begun.elapsed_time(self._done)) / 1000
+        with torch.cuda.device(self._device):
+            self._done.synchronize()
+            return float(self._begun.elapsed_time(self._done)) / 1000
 
 
 class CudaTransfer:
-    """Copies on two streams beside the one that computes: one to the device, one from it."""
+    """Copies on two streams beside the one that computes: one to the device, one from it.
+
+    What names no device goes to a thread's current one, which is the first GPU: pinned memory would take half
+    a gigabyte for a context there, in every worker of the machine, and fail where GPUs take one process each.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._down, self._up = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]
 
     def host_memory(self, num_bytes: int) -> UInt8[Tensor, " num_bytes"]:  # noqa: D102
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.device(self._device):
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def _landing(self, stream: torch.cuda.Stream, begun: torch.cuda.Event) -> Landing:
         # Blocking: the thread that waits sleeps, instead of taking a core from those that decode.
         done = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
         done.record(stream)
-        return _CudaLanding(begun, done)
+        return _CudaLanding(self._device, begun, done)
 
     def _begin(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         begun = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

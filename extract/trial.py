@@ -22,9 +22,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from activault.store import Manifest, Outcome, ShardBuffer, plan_samples
-from activault.store.cores import num_cores
+from activault.store.cores import memory_bytes, num_cores
 from activault.store.errors import StoreError
 from activault.store.extent import index_bytes
+from activault.store.facts import float32_bytes
 from activault.store.grid import shard_bytes
 from activault.store.records import ShardRecord
 from activault.store.samples import OK
@@ -39,6 +40,10 @@ __all__ = ["Trial", "run_trial", "trial_manifest"]
 
 _MOST_SHARDS: Final = 10_000
 """More than any time is given for."""
+_IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108
+"""Linux's folder in memory."""
+_MOST_MEMORY: Final = 1 / 16
+"""Share of the memory that a trial's files may take: they count as this job's."""
 
 
 @dataclass
@@ -136,8 +141,7 @@ class _TrialWriter:
             encoded = encode_shard(folder, self.manifest, checked)
         except OSError as exc:
             raise StoreError(
-                f"a trial writes into {self._folder}, which failed ({exc.strerror}); free space there, or "
-                "set TMPDIR to another folder"
+                f"a trial writes into {self._folder}, which failed ({exc.strerror}); {_remedy(self._folder)}"
             ) from exc
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -172,9 +176,21 @@ class _RowNumbers:
         return pa.scalar(f"row {row} of the trial")
 
 
-def _quick_folder() -> str | None:
-    """Linux's folder in memory, as waiting for a disk once a small shard would be most of a trial's time."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108
+def _quick_folder(num_bytes: int) -> Path | None:
+    """A folder in memory that has room for so many bytes; None where the one for temporary files has to do.
+
+    Waiting for a disk once a small shard would be most of a trial's time. Containers often have 64 MB of it.
+    """
+    if num_bytes > _MOST_MEMORY * memory_bytes() or not os.access(_IN_MEMORY, os.W_OK | os.X_OK):
+        return None
+    return _IN_MEMORY if shutil.disk_usage(_IN_MEMORY).free >= num_bytes else None
+
+
+def _remedy(folder: Path) -> str:
+    """What helps where a trial cannot write."""
+    if folder.is_relative_to(_IN_MEMORY):
+        return "free space there"
+    return "free space there, or set TMPDIR to another folder"
 
 
 def run_trial(
@@ -211,8 +227,10 @@ def run_trial(
     def decode_again(row: int) -> Decoded:
         return decode(rows[row % len(rows)])
 
+    # One shard is written while the folder of the one before may not be gone yet; no file takes more.
+    quick = _quick_folder(2 * float32_bytes(planned, trial.shard_rows))
     memory = PeakMemory()
-    with tempfile.TemporaryDirectory(prefix="activault-trial-", dir=_quick_folder()) as folder, memory:
+    with tempfile.TemporaryDirectory(prefix="activault-trial-", dir=quick) as folder, memory:
         writer = _TrialWriter(planned, trial, seconds, Path(folder))
         trial.stalls = capture(
             writer,

@@ -30,6 +30,8 @@ FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 """What a folder is searched for, in this order; each may also be an index, with `.index.json` after it."""
 _KINDS = "give a .safetensors, .pth or .bin file, or a folder that transformers' save_pretrained wrote"
 _LARGEST_JSON = 1 << 24
+_PARALLEL = "module."
+"""What torch puts before every name of a model that several GPUs train, as in OpenCLIP's checkpoints."""
 # What the readers raise on files that are damaged or are something else.
 _READ_ERRORS = (
     *(SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError),
@@ -110,7 +112,12 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except _READ_ERRORS as exc:
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-        raise WeightsError(f"{path} is not a file of tensors that can be read safely: {reason}") from exc
+        if "weights_only" in reason:  # torch's advice is to run what is in the file
+            reason = "it holds more than tensors, or is no file of PyTorch's"
+        raise WeightsError(
+            f"{path} is not a file of tensors that can be read safely: {reason}; restore it from a copy, or "
+            f"{_KINDS}"
+        ) from exc
     return _only_tensors(found, path)
 
 
@@ -126,4 +133,6 @@ def _only_tensors(found: object, path: Path) -> dict[str, Tensor]:
         raise WeightsError(
             f"{path} holds no tensors by name; give a state dict saved as .safetensors or .pth"
         )
+    if all(name.startswith(_PARALLEL) for name in tensors):
+        tensors = {name.removeprefix(_PARALLEL): value for name, value in tensors.items()}
     return tensors

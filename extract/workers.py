@@ -44,7 +44,14 @@ class Worker:
         """The options of this worker: its rank, and what is automatic about device and decoding threads."""
         device = options.device if options.device != "auto" else str(choose_device("auto", self.local_rank))
         workers = options.workers or self.num_cores()
-        return replace(options, rank=self.rank, world=self.world, device=device, workers=workers)
+        return replace(
+            options,
+            rank=self.rank,
+            world=self.world,
+            local_world=self.local_world,
+            device=device,
+            workers=workers,
+        )
 
     def num_cores(self, environment: Mapping[str, str] = os.environ) -> int:
         """Cores for this worker: what the launcher bound it to, or its share of what all may use together."""
@@ -172,9 +179,11 @@ def _local(environment: Mapping[str, str], is_torchrun: bool, notes: list[str]) 
 
 def _slurm_tasks(environment: Mapping[str, str]) -> int:
     """Tasks of this step on this machine; 1 where that is not told."""
-    if (found := _number(environment, "SLURM_NTASKS_PER_NODE")) is not None:
+    # A step inherits what its job's script asked for, and may be smaller.
+    text = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    if not text and (found := _number(environment, "SLURM_NTASKS_PER_NODE")) is not None:
         return found
-    text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", "")
+    text = text or environment.get("SLURM_TASKS_PER_NODE", "")
     counts = list[int]()  # `2(x3),1`: two on each of three machines, one on the fourth
     for part in text.split(","):
         if match := _COUNTS.fullmatch(part.strip()):

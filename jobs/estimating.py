@@ -47,7 +47,9 @@ def _show(found: Estimate) -> None:
 def _lines(found: Estimate) -> dict[str, str]:
     size, left, human = found.size, found.left, console.human_bytes
     tokens = " + ".join(f"{count} {kind}" for kind, count in size.tokens.items())
-    of_float32 = f"1 / {size.float32_bytes / max(1, size.expected_bytes):.2f} of float32"
+    ratio = size.float32_bytes / max(1, size.expected_bytes)
+    # The teacher's files are most of a small store, and no share of its values.
+    of_float32 = f"1 / {ratio:.2f} of float32" if ratio > 1 else "the teacher's files included"
     lines = {
         "rows": f"{size.num_rows:,} from {size.source} ({size.source_kind})",
         "values": f"{len(size.layers)} layers ({_spoken(size.layers)}) of {tokens} of width {size.dim}, "
@@ -74,15 +76,28 @@ def _measured(found: Estimate) -> dict[str, str]:
     needed = human(left.bytes / max(left.seconds, 1e-9) if left.rows else 0)
     workers = "one worker" if left.workers == 1 else f"{left.workers} workers as fast as this one"
     of_host = ", ".join(f"{name} {human(num_bytes)}" for name, num_bytes in memory.host.items())
+    peak = human(memory.peak_host)
+    if memory.workers > 1:
+        peak += f" a worker, x {memory.workers} workers on this machine,"
     lines = {
         "speed": f"{speed.images_a_second:,.1f} images/s ({speed.low:,.1f} to {speed.high:,.1f}) on "
         f"{found.device}, from {speed.num_images:,} images in {speed.seconds:.1f} s",
         "time": f"{console.human_seconds(left.seconds)} for {workers}, if the disk takes {needed}/s",
-        "memory": f"{human(memory.peak_host)} of {human(memory.machine)} ({of_host})",
+        "waits": _waits(left.files // left.workers, left.disk_seconds),
+        "memory": f"{peak} of {human(memory.machine)} ({of_host})",
     }
+    if left.disk_seconds is None:
+        del lines["waits"]
     if memory.device is not None:
         lines["device"] = f"{human(memory.device)} of its memory"
     return lines
+
+
+def _waits(num_files: int, seconds: float | None) -> str:
+    return (
+        f"{console.human_seconds(seconds or 0.0)} to bring a worker's {num_files:,} files to disk, "
+        "meanwhile, if the store's is as quick as that of TMPDIR; more --shard-rows make fewer files"
+    )
 
 
 def _disk(found: Estimate) -> str:

@@ -27,6 +27,8 @@ def extract(
     resize: int | None = None,
     interpolation: Literal["bicubic", "bilinear", "lanczos", "hamming", "box", "nearest"] | None = None,
     crop_mode: Literal["center", "squash", "border"] | None = None,
+    mean: tuple[float, float, float] | None = None,
+    std: tuple[float, float, float] | None = None,
     layers: str = "all",
     tokens: str = "cls,registers,patches",
     patches: str = "all",
@@ -107,7 +109,7 @@ def extract(
         Pixels of the teacher's input: one number, or height x width such as 224x336.
     preprocessing
         Whose rules prepare an image: the reference's (bicubic, 256 for 224, cut from the centre), or the
-        teacher's own as timm records them. Mean and standard deviation are the teacher's in both.
+        teacher's own as timm records them. Mean and standard deviation are the teacher's by both.
     resize
         Shorter side after resizing, before the crop; by default it follows from the rules.
     interpolation
@@ -115,6 +117,11 @@ def extract(
     crop_mode
         center cuts from the centre, squash scales both sides and cuts nothing, border fits the whole image in
         and fills the rest; by default it follows from the rules.
+    mean
+        Mean of red, green and blue, three numbers from 0 to 1; by default what timm records for the name of
+        the teacher. Say it, and std, where --weights were trained with others.
+    std
+        Their standard deviation, likewise.
     layers
         Layers to keep: numbers and ranges such as 0-12 or 0,6,12, or all.
     tokens
@@ -137,7 +144,7 @@ def extract(
         rows a shard or the bad images beside it. Without it the last bits may, on a GPU. It is recorded.
     batch_size
         Images in one forward pass; on a CPU, where each core runs its own, the most of them. auto measures
-        for some seconds which size is fastest and fits the memory.
+        for some seconds which size is fastest and fits the memory. No effect beside --batch-invariant.
     workers
         Threads that decode images; by default the number of cores.
     device
@@ -216,6 +223,8 @@ def extract(
         resize=resize,
         interpolation=interpolation,
         crop_mode=crop_mode,
+        mean=mean,
+        std=std,
         layers=layers,
         tokens=tokens,
         patches=patches,
@@ -250,6 +259,9 @@ def extract(
         max_pixels=max_pixels,
         max_bad=max_bad,
     )
+    for name, text in (("IMAGES", images), ("STORE", store)):
+        if not text.strip():
+            raise ConfigError(f"{name} is a path or a URL; it is empty here")
     growing.refuse_together(append, extend, repair)
     if dry_run and (append or extend or repair):
         raise ConfigError("a dry run is of a whole extraction, not of --append, --extend or --repair")

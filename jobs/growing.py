@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from activault.store import ConfigError
+from activault.store import ConfigError, open_store
+from activault.store.growing_join import finish_join
 from activault.store.places import as_place
 
 from . import console, show, tasks
@@ -51,7 +52,8 @@ def grow(
         if names & flags:
             asked[name] = value
     run = {name: fields[name] for name in ("source", "device", "workers")}
-    options = as_worker(ExtractOptions(teacher="", order="kept", **run), *worker, quiet=json)
+    run["order"] = _order(store)
+    options = as_worker(ExtractOptions(teacher="", **run), *worker, quiet=json)
     asked |= {name: getattr(options, name) for name in ("device", "workers", "rank", "world")}
     source = tasks.opened_source(images, options, quiet=json)
     with console.progress_bar("extract", "rows", quiet=json) as advance:
@@ -67,6 +69,15 @@ def grow(
         show.show_extraction(store, summary.store)
         console.out.print(f"  {'came':<7} {_came(summary, rows)}", soft_wrap=True)
     return 0
+
+
+def _order(store: str) -> str:
+    """The order in which the images of a store are read; a store that cannot grow is refused before them."""
+    from activault.extract.growth_request import local_folder
+
+    path = local_folder(store)
+    finish_join(path)
+    return "kept" if open_store(path).manifest.row_seed is None else "shuffled"
 
 
 def _came(summary: GrowthSummary, rows: bool) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from activault.store import CorruptStoreError, VerifyReport, open_store, verify_store
 from activault.store.findings import Remedy
+from activault.store.places import open_storage
 from activault.store.repair_plan import RepairPlan, plan_repair
 
 from . import console
@@ -136,6 +137,9 @@ def _spoken_state(report: VerifyReport) -> str:
 def _repair_hint(path: Path | str, plan: RepairPlan) -> str:
     again = f"extracts {plan.num_rows} row(s) again" if plan.needs_images else "needs no image"
     level = "--values" if plan.values else "--deep"
+    if open_storage(path).folder is None:
+        # A shard in a bucket that lacks a file is computed again, and every byte of it looked at.
+        return f"repair: no plan is carried out behind a URL; do what each line above says; it {again}"
     first = f"`activault verify {path} {level} --repair-plan plan.json`"
     return f"repair: {first}, then the same `activault extract` with --repair plan.json; it {again}" + (
         "" if plan.deep else " (more, if --deep finds more)"

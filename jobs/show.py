@@ -52,7 +52,7 @@ def show_extraction(store: Path | str, summary: ExtractSummary) -> None:
 
 def _engine_lines(summary: ExtractSummary) -> dict[str, str]:
     """Images of a forward, how they were found, and the most memory."""
-    batch = f"{summary.batch_size} images a forward"
+    batch = f"{summary.batch_size} image{'s' * (summary.batch_size != 1)} a forward"
     if summary.batch_rates:
         tried = ", ".join(f"{size}: {rate:,.1f}" for size, rate in summary.batch_rates.items())
         batch += f", found among (images/s) {tried}"

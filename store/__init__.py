@@ -11,7 +11,7 @@ A map of the room; FORMAT.md says what the files of a store mean:
     bytes               codecs, blosc, decoding, conversion, quantise, chunk_index, row_sums, statistics,
                         tally, shard_files, shard_writing
     tables and records  files, locks, sealed, outcomes, samples, sample_tables, records, presence, index,
-                        root, metadata, completion; card, markup
+                        root, metadata, completion; card, card_examples, markup
     places              storage, places, remote, remote_settings, answers, aws, fetching, cache_folder, cached
     writing             creation, differences, same_plan, buffer, checks, leases, staging,
                         mark_files, marks, collecting, shard_encoding, writer;

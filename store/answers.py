@@ -6,12 +6,20 @@ An exception of obstore in; a `FileNotFoundError` or one of our storage errors o
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from .aws import has_credentials
 from .errors import AccessDeniedError, StorageError, UnreachableError
 
-__all__ = ["BeyondEndError", "ShortBodyError", "access_remedy", "may_pass", "translated"]
+__all__ = [
+    "BeyondEndError",
+    "ShortBodyError",
+    "access_remedy",
+    "body_of",
+    "ignores_ranges",
+    "may_pass",
+    "translated",
+]
 
 _STATUS: Final = re.compile(r"Server returned non-2xx status code: (\d{3})")
 _RANGE: Final = re.compile(r"CONTENT_RANGE|Content-Range|Requested \d+\.\.\d+, got")
@@ -29,6 +37,42 @@ class BeyondEndError(Exception):
     """The range starts where the file has no byte."""
 
 
+def ignores_ranges(exc: Exception) -> bool:
+    """Whether a request failed since the server gives files whole, whatever part of them is asked for."""
+    from obstore.exceptions import NotSupportedError
+
+    return isinstance(exc, NotSupportedError) or "non-partial response" in str(exc)
+
+
+def body_of(answer: Any, what: str, wanted: int) -> bytes:
+    """The bytes of an answer that has to have `wanted` of them.
+
+    Raises:
+        StorageError: it has more, or is encoded.
+        ShortBodyError: it has fewer.
+    """
+    encoding = answer.attributes.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise StorageError(
+            f"{what}: this server encodes files (Content-Encoding: {encoding}); they must be served as they "
+            "are"
+        )
+    parts, arrived = [], 0
+    # Not `answer.bytes()`, which makes room for as much as the server says that it will send.
+    for part in answer.stream(min_chunk_size=max(1, wanted)):
+        parts.append(part)
+        arrived += len(part)
+        if arrived > wanted:
+            raise StorageError(
+                f"{what}: this server sends more than the {wanted} bytes that it was asked for; use another "
+                "one"
+            )
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    if len(data) < wanted:
+        raise ShortBodyError(f"{len(data)} bytes of {wanted}")
+    return data
+
+
 def may_pass(exc: Exception) -> bool:
     """Whether to ask again: obstore has done so itself for all but bodies that ended early."""
     return isinstance(exc, ShortBodyError) or "request or response body error" in str(exc)
@@ -36,7 +80,7 @@ def may_pass(exc: Exception) -> bool:
 
 def translated(exc: Exception, path: str, where: str) -> Exception:
     """The failure of a request for `path` below the URL `where`."""
-    from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     what = f"{where}/{path}".rstrip("/")
     text = str(exc).partition("\n\nDebug source")[0]
@@ -58,7 +102,7 @@ def translated(exc: Exception, path: str, where: str) -> Exception:
         return AccessDeniedError(f"{what} may not be read ({status or 'denied'}); {access_remedy(where)}")
     if status == 416:
         return BeyondEndError(reason)
-    if isinstance(exc, NotSupportedError) or "non-partial response" in text:
+    if ignores_ranges(exc):
         return StorageError(
             f"{what}: this server ignores Range requests (it answered 200 where 206 was due); use one that "
             "heeds them"

@@ -1,16 +1,19 @@
-"""How many cores this process may use, and work in threads on them."""
+"""How many cores and how much memory this process may use, and work in threads."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from pathlib import Path
+from typing import Final, TypeVar
 
 __all__ = ["in_threads", "memory_bytes", "num_cores"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+_OWN_GROUPS: Final = Path("/proc/self/cgroup")
+_GROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def num_cores() -> int:
@@ -32,6 +35,38 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item], thread
             raise
 
 
-def memory_bytes() -> int:
-    """Physical memory of the machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_bytes(
+    environment: Mapping[str, str] = os.environ, own_groups: Path = _OWN_GROUPS, groups: Path = _GROUPS
+) -> int:
+    """Memory of the machine, or what a container or a Slurm job may take of it where that is less.
+
+    Args:
+        environment: where Slurm says so, in MiB.
+        own_groups: Linux's list of the control groups that this process is in.
+        groups: where those are.
+    """
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_group_limits(own_groups, groups)]
+    of_job = environment.get("SLURM_MEM_PER_NODE", "")
+    if of_job.isdecimal() and int(of_job):  # 0 is all of a node
+        sizes.append(int(of_job) << 20)
+    return min(sizes)
+
+
+def _group_limits(own_groups: Path, groups: Path) -> Iterator[int]:
+    """Bytes that control groups may take: this process's, and those that they are in."""
+    try:
+        lines = own_groups.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, own = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
+        group = root / own.lstrip("/")
+        for folder in (group, *group.parents):
+            # A container sees its own group as the root, though the list may say where that is outside.
+            if folder.is_relative_to(root) and (folder / name).is_file():
+                limit = (folder / name).read_text().strip()
+                if limit.isdecimal():  # else `max`
+                    yield int(limit)

@@ -89,7 +89,7 @@ def choose_grid(
     most = min(buffer_bytes // row_bytes, MOST_SHARD_ROWS)
     if not 1 <= shard_rows <= most:
         raise ConfigError(
-            f"rows a shard are 1 to {most} here (a row takes {row_bytes / 1e6:.1f} MB "
+            f"rows a shard are 1 to {most} here (a row takes {row_bytes / 1e3:,.1f} kB "
             f"of the {buffer_bytes / 1e9:.1f} GB buffer); got {shard_rows}"
         )
     chunk_rows = next(rows for rows in range(min(chunk_rows, shard_rows), 0, -1) if shard_rows % rows == 0)

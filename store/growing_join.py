@@ -28,7 +28,7 @@ from .completion import SAMPLES, write_completion
 from .cores import in_threads
 from .errors import CorruptStoreError, IncompleteStoreError, StoreError
 from .files import atomic_write, disk_error, leftovers, new_file, sync_folder
-from .growing import GROWING, JOINED, JOINING, growing_root
+from .growing import GROWING, JOINED, JOINING, growing_root, refuse_link
 from .growing_plan import grown_manifest, new_arrays, refuse_other_store
 from .index import INDEX
 from .joins import RecordPiece, join_record, join_statistics
@@ -103,6 +103,7 @@ def _prepare(store: Path) -> None:
     for file in list(leftovers(store / GROWING)):
         file.unlink(missing_ok=True)
     joined = store / GROWING / JOINED
+    refuse_link(joined)
     if joined.exists():
         shutil.rmtree(joined)
     (joined / "shards").mkdir(parents=True)
@@ -215,6 +216,8 @@ def _finish(store: Path) -> None:
     if not joining.exists():
         return
     joined = joining / JOINED
+    for folder in (joining, joined):
+        refuse_link(folder)
     if (joined / ROOT).exists():
         layers = sorted(entry.name for entry in joining.iterdir() if entry.name.startswith("layer_"))
         pairs = [(joining / name, store / name) for name in layers]

@@ -85,6 +85,8 @@ def plan_objects(
             refuse_other_plan(objects, root, manifest, samples, remedy)
             return root
         if not is_free_place(objects):
+            if _root_there(objects) is not None:  # another planner was quicker than this one's listing
+                continue
             raise NotAStoreError(f"{objects.where} holds something else than a store; {_EMPTY}")
         _refuse_publication(objects)
         if leases.take(PLANNING):

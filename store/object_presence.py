@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from .errors import AccessDeniedError, ConfigError, CorruptStoreError
 from .index import read_index
 from .manifest import Manifest
 from .objects import Entry, Objects
 from .presence import shards_named
 from .records import ShardRecord, mark_path, read_record, record_path
 from .root import Root
-from .storage import gather
+from .storage import Storage, gather
 
-__all__ = ["damaged_shards", "marked_shards", "recorded_shards", "restore_lost_records"]
+__all__ = ["are_finished", "damaged_shards", "marked_shards", "recorded_shards", "restore_lost_records"]
 
 
 def recorded_shards(paths: Iterable[str], manifest: Manifest) -> set[int]:
@@ -49,6 +50,27 @@ def damaged_shards(
 
     asked = sorted(shards)
     return {shard for shard, found in zip(asked, gather(objects, look, asked), strict=True) if found}
+
+
+def are_finished(storage: Storage, manifest: Manifest) -> bool | None:
+    """Whether all shards have a valid record, and all files of the recorded sizes.
+
+    Returns:
+        None where the place is no bucket or may not be listed, so that file by file is to be asked.
+    """
+    if not storage.where.lower().startswith("s3://"):
+        return None
+    try:
+        objects = storage if isinstance(storage, Objects) else Objects(storage.where)
+        entries = objects.entries()
+        recorded = recorded_shards(entries, manifest)
+        return len(recorded) == len(manifest.held_shards) and not damaged_shards(
+            objects, manifest, entries, recorded
+        )
+    except CorruptStoreError:
+        return False
+    except (AccessDeniedError, ConfigError):  # a bucket for readers alone, or one that is a store as a whole
+        return None
 
 
 def _is_whole(record: ShardRecord, entries: Mapping[str, Entry]) -> bool:

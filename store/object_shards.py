@@ -22,7 +22,7 @@ from .checks import checked_contents
 from .chunk_index import IndexCache
 from .codecs import fill_of, held_type
 from .errors import CorruptStoreError, NonFiniteError, StoreMismatchError
-from .files import xxh3
+from .files import stored_xxh3, xxh3
 from .manifest import Manifest
 from .objects import Objects
 from .presence import size_fault
@@ -181,9 +181,10 @@ def _with_their_statistics(
 def mend_shard(
     objects: Objects, manifest: Manifest, checked: CheckedShard, record: ShardRecord, folder: Path
 ) -> ShardRecord:
-    """Put again files that a finished shard has lost, or that have another size than its record says.
+    """Put again files that a finished shard has lost, or that are not the bytes that its record names.
 
-    Nothing but the very bytes that the record names is put, in any order, by any number of writers.
+    Every byte of the shard is looked at: once it is computed again, that is the smaller part. Nothing but the
+    very bytes that the record names is put, in any order, by any number of writers.
 
     Raises:
         CorruptStoreError: what was computed is not what the record names.
@@ -192,7 +193,7 @@ def mend_shard(
     again = encode_shard(folder, manifest, checked)
     made = {file.path: file for file in (*again.files.values(), again.statistics)}
     for file in (*record.files, record.statistics):
-        if size_fault(objects, file) is None:
+        if _is_recorded(objects, file):
             continue
         if made[file.path].hash != file.hash:
             raise CorruptStoreError(
@@ -207,3 +208,12 @@ def mend_shard(
                 objects.replace_file(file.path, folder / file.path, found.tag)
     shutil.rmtree(folder)
     return record
+
+
+def _is_recorded(objects: Objects, file: FileRecord) -> bool:
+    if size_fault(objects, file) is not None:
+        return False
+    try:
+        return stored_xxh3(objects, file.path) == file.hash
+    except FileNotFoundError:
+        return False

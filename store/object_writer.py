@@ -192,13 +192,18 @@ class ObjectWriter:
         self._refuse_closed()
         refuse_other_shard(self.manifest, shard)
         path = mark_path(shard)
-        if self._leases.is_others(path) or not self._leases.take(path):
+        # Asked for first: near the end of a run most shards are finished, and a lease is two requests more.
+        if self._is_done(shard) or self._leases.is_others(path) or not self._leases.take(path):
             return False
         if self._record(shard) is not None and not self._is_damaged(shard):
             self._leases.remove(path)
             return False
         self._claimed.add(shard)
         return True
+
+    def _is_done(self, shard: int) -> bool:
+        """Whether a shard has a record, and lacked nothing when files were looked for."""
+        return shard not in self._damaged and self._record(shard) is not None
 
     def _is_damaged(self, shard: int) -> bool:
         """Whether a shard that has its record lacks a file: only where one did when it was looked for."""

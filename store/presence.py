@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from .errors import CorruptStoreError
+from .index import INDEX
+from .locks import nobody_at_work
 from .manifest import Manifest
-from .records import SHARD_DIGITS, FileRecord, ShardRecord, parse_record, read_record, record_path
+from .records import SHARD_DIGITS, FileRecord, ShardRecord, mark_path, parse_record, read_record, record_path
 from .storage import Storage
 
-__all__ = ["file_faults", "has_record", "is_finished", "shards_named", "size_fault"]
+__all__ = ["file_faults", "has_record", "is_finished", "nothing_finished", "shards_named", "size_fault"]
 
 _NUMBER: Final = re.compile(rf"\d{{5,{SHARD_DIGITS}}}")
 
@@ -28,6 +30,20 @@ def shards_named(names: Iterable[str], path_of: Callable[[int], str], manifest: 
         if manifest.holds(shard) and path_of(shard).rpartition("/")[2] == name:
             found.add(shard)
     return found
+
+
+def nothing_finished(storage: Storage, manifest: Manifest) -> str:
+    """What to add to a refusal where a store is a plan alone, which its owner may drop; else nothing.
+
+    Nothing also where the place does not list, or where somebody may be at work in it.
+    """
+    names = storage.names("shards")
+    if names is None or shards_named(names, record_path, manifest) or INDEX in (storage.names("") or [INDEX]):
+        return ""
+    folder = storage.folder
+    if shards_named(names, mark_path, manifest) if folder is None else not nobody_at_work(folder):
+        return ""
+    return f"; nothing is finished in {storage.where}: it may be removed, and planned anew by this command"
 
 
 def has_record(storage: Storage, manifest: Manifest, shard: int, known: bytes | None = None) -> bool:

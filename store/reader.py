@@ -25,6 +25,7 @@ from .facts import facts_of, float32_bytes
 from .index import Index, read_index
 from .layout import TokenKind, TokenLayout, parse_kept_kinds
 from .manifest import Manifest
+from .object_presence import are_finished
 from .places import open_storage
 from .presence import is_finished
 from .reading import ChunkSource, read_rows
@@ -153,6 +154,9 @@ class Store:
         """
         if not is_completed(self.storage, self._root):
             return False
+        listed = are_finished(self.storage, self.manifest)
+        if listed is not None:
+            return listed
         look, shards = partial(is_finished, self.storage, self.manifest), self.manifest.held_shards
         # On this machine the first that is not is enough; elsewhere many are looked at at once.
         return all(map(look, shards) if self.storage.folder else gather(self.storage, look, shards))

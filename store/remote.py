@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from .answers import BeyondEndError, ShortBodyError, may_pass, translated
+from .answers import BeyondEndError, ShortBodyError, body_of, ignores_ranges, may_pass, translated
 from .aws import s3_options
 from .errors import AccessDeniedError, ConfigError, CorruptStoreError, StorageError
 from .remote_settings import DEFAULTS, RemoteSettings
@@ -57,6 +57,7 @@ class Remote:
         self.settings = settings or DEFAULTS
         self._parts = parts
         self._client: HTTPStore | S3Store | None = None
+        self._gives_whole = False
         self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(self.settings.num_requests)
 
@@ -86,6 +87,28 @@ class Remote:
             starts = range(len(data), size, _BLOCK_BYTES)
             rest = gather(self, lambda at: file.read(at, min(_BLOCK_BYTES, size - at)), starts)
         return b"".join([data, *rest]) if rest else data
+
+    def read_whole(self, path: str, max_bytes: int) -> bytes:
+        """`read`, also from a server that gives files whole alone: enough for tables and single images.
+
+        Raises as `read`.
+        """
+        if not self._gives_whole:
+            try:
+                return self.read(path, max_bytes)
+            except StorageError:
+                if not self._gives_whole:
+                    raise
+        import obstore
+
+        def ask(client: Any) -> bytes:
+            answer = obstore.get(client, path)
+            size = int(answer.meta["size"])
+            if size > max_bytes:
+                raise too_large(path, size, max_bytes)
+            return body_of(answer, f"{self.where}/{path}", size)
+
+        return self._tried(path, ask)
 
     def blocks(self, path: str) -> Iterator[bytes]:
         """One file in blocks of 8 MiB."""
@@ -126,28 +149,8 @@ class Remote:
 
         def ask(client: Any) -> tuple[bytes, int]:
             answer = obstore.get(client, path, options={"range": (start, stop)})
-            encoding = answer.attributes.get("Content-Encoding", "identity")
-            if encoding != "identity":
-                raise StorageError(
-                    f"{self.where}/{path}: this server encodes files (Content-Encoding: {encoding}); they "
-                    "must be served as they are"
-                )
             size = int(answer.meta["size"])
-            wanted = min(stop, size) - start
-            parts, arrived = [], 0
-            # Not `answer.bytes()`, which makes room for as much as the server says that it will send.
-            for part in answer.stream(min_chunk_size=max(1, wanted)):
-                parts.append(part)
-                arrived += len(part)
-                if arrived > wanted:
-                    raise StorageError(
-                        f"{self.where}/{path}: this server sends more than the {wanted} bytes that it was "
-                        "asked for; use another one"
-                    )
-            data = parts[0] if len(parts) == 1 else b"".join(parts)
-            if len(data) < wanted:
-                raise ShortBodyError(f"{len(data)} bytes of {wanted}")
-            return data, size
+            return body_of(answer, f"{self.where}/{path}", min(stop, size) - start), size
 
         try:
             return self._tried(path, ask)
@@ -171,6 +174,7 @@ class Remote:
                 attempt += 1
                 is_last = attempt > self.settings.num_retries or time.monotonic() > deadline
                 if is_last or not may_pass(exc):
+                    self._gives_whole |= ignores_ranges(exc)
                     raise translated(exc, path, self.where) from exc
             wait = min(self.settings.first_wait_s * 2**attempt, self.settings.longest_wait_s)
             time.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311  (jitter)

@@ -12,6 +12,7 @@ from .arrow import pa, pc
 from .differences import first_difference, spoken
 from .errors import StoreMismatchError
 from .manifest import Manifest
+from .presence import nothing_finished
 from .root import Root
 from .sample_tables import read_samples
 from .samples import content_hash
@@ -29,13 +30,16 @@ def refuse_other_plan(
         StoreMismatchError: it is of one; the first difference is named.
     """
     difference = first_difference(root.manifest, manifest)
+    same_samples = root.samples == content_hash(samples)
+    if difference is not None or not same_samples:
+        remedy += nothing_finished(storage, root.manifest)
     if difference is not None:
         field, there, asked = difference
         raise StoreMismatchError(
             f"{storage.where} was planned differently: {field} is {spoken(there)} there and {spoken(asked)} "
             f"here; {remedy}"
         )
-    if root.samples == content_hash(samples):
+    if same_samples:
         return
     planned, _ = read_samples(storage, manifest)
     for name in ("key", "label", "source"):

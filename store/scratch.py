@@ -89,7 +89,7 @@ def _sweep(folder: Path) -> None:
     """Remove what killed processes of this user left."""
     for path in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # another's, or gone by now
-            handle = os.open(path / _LOCK, os.O_RDWR)
+            handle = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)

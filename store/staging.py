@@ -16,7 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from .errors import ShardBusyError
+from .errors import ShardBusyError, StoreError
 from .records import record_path
 
 __all__ = ["Staging", "fence", "staging_path"]
@@ -25,6 +25,13 @@ _PATIENCE: Final = 30.0
 """Seconds that an old owner's folder is emptied for, while that goes on to fill it."""
 _OPEN_ON_NFS: Final = ".nfs"
 """Names of files that were removed while a process of this very node had them open."""
+_GONE_NAME: Final = ".gone.tmp"
+"""How the name ends of what is being removed."""
+_AS_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_GONE: Final = (errno.ENOENT, errno.ESTALE)
+"""What is removed is the one or the other; a network disk may say either."""
+_NO_FOLDER: Final = (errno.ENOTDIR, errno.ELOOP)
+"""What a file and a link answer who are opened as a folder."""
 
 
 def staging_path(shard: int) -> str:
@@ -53,7 +60,7 @@ class Staging:
         try:
             self.folder.stat()
         except OSError as exc:
-            if exc.errno in (errno.ENOENT, errno.ESTALE):  # a network disk may say either
+            if exc.errno in _GONE:
                 return False
             raise
         return True
@@ -81,7 +88,7 @@ class Staging:
         file = self._store / path
         if file.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
-        gone = self.folder / f"{uuid.uuid4().hex}.gone.tmp"
+        gone = self.folder / f"{uuid.uuid4().hex}{_GONE_NAME}"
         try:
             file.rename(gone)
         except FileNotFoundError:
@@ -101,8 +108,11 @@ class Staging:
 def fence(store: Path, shard: int) -> None:
     """Remove the folders of all owners that the shard had: when this returns, none of them can change it.
 
+    No link is followed: one in the place of a folder is removed itself, as a file there is.
+
     Raises:
         ShardBusyError: an owner goes on to fill its folder.
+        StoreError: something is in the way that no owner makes; nothing of it is touched.
         OSError: a folder cannot be removed.
     """
     folder, until = store / staging_path(shard), time.monotonic() + _PATIENCE
@@ -116,12 +126,44 @@ def fence(store: Path, shard: int) -> None:
 
 
 def _stagings(folder: Path) -> list[Path]:
-    """What is in a folder, but for what only processes of this node keep open; nothing if it is not there."""
-    try:
-        found = list(folder.iterdir())
-    except FileNotFoundError:
+    """What is in a folder, but for what only processes of this node keep open; nothing if it is not there.
+
+    Raises:
+        StoreError: something else than an owner's is there.
+    """
+    found = _entries(folder)
+    if found is None:  # not a folder of ours, and in the place of one
+        folder.unlink(missing_ok=True)
         return []
-    return [entry for entry in found if not _is_held_open(entry)]
+    stagings = [folder / entry.name for entry in found if not entry.name.startswith(_OPEN_ON_NFS)]
+    for staging in stagings:
+        if not staging.name.endswith(".tmp"):
+            raise _in_the_way(staging)
+    return [staging for staging in stagings if not _is_held_open(staging)]
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]] | None:
+    """What is in a folder, none if it is not there; None for a link or a file. No link is followed."""
+    try:
+        handle = os.open(folder, _AS_FOLDER)
+    except OSError as exc:
+        if exc.errno in _GONE:
+            return []
+        if exc.errno in _NO_FOLDER:
+            return None
+        raise
+    try:
+        with os.scandir(handle) as entries:
+            return list(entries)
+    finally:
+        os.close(handle)
+
+
+def _in_the_way(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} is no part of the store and in the way of a shard; move it away, then run the same command "
+        "again: finished shards are kept"
+    )
 
 
 def _is_held_open(folder: Path) -> bool:
@@ -130,12 +172,10 @@ def _is_held_open(folder: Path) -> bool:
     An NFS client keeps such files under names of its own, and their folder cannot be removed. It was renamed
     first, and this node's processes, which alone have them open, find nothing under its old name.
     """
-    if not folder.name.endswith(".gone.tmp"):
+    if not folder.name.endswith(_GONE_NAME):
         return False
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = list(folder.iterdir())
-        return bool(found) and all(file.name.startswith(_OPEN_ON_NFS) for file in found)
-    return False
+    found = _entries(folder)
+    return bool(found) and all(file.name.startswith(_OPEN_ON_NFS) for file in found or ())
 
 
 def _remove(folder: Path) -> bool:
@@ -143,22 +183,44 @@ def _remove(folder: Path) -> bool:
 
     Once it is removed, no file can be put into it or taken out of it, also by one who has looked it up
     before: neither by the kernel of this machine nor by the server of a network disk.
+
+    Raises:
+        StoreError: it has a folder, which no owner makes.
     """
-    if not folder.name.endswith(".gone.tmp"):
-        gone = folder.with_name(f"{uuid.uuid4().hex}.gone.tmp")
+    found = _entries(folder)
+    if found is None:
+        folder.unlink(missing_ok=True)
+        return True
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            raise _in_the_way(folder / entry.name)
+    if not folder.name.endswith(_GONE_NAME):
+        gone = folder.with_name(f"{uuid.uuid4().hex}{_GONE_NAME}")
         try:
             folder.rename(gone)
         except FileNotFoundError:
             return True
         folder = gone
     try:
-        for file in list(folder.iterdir()):
-            file.unlink(missing_ok=True)
+        _empty(folder)
         folder.rmdir()
-    except FileNotFoundError:
-        return True
     except OSError as exc:
         if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False
+        if exc.errno in _GONE:
+            return True
         raise
     return True
+
+
+def _empty(folder: Path) -> None:
+    """Remove the files of a folder, and of links the links; by its handle, so that it is this folder."""
+    handle = os.open(folder, _AS_FOLDER)
+    try:
+        with os.scandir(handle) as entries:
+            names = [entry.name for entry in entries]
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=handle)
+    finally:
+        os.close(handle)

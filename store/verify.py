@@ -19,7 +19,7 @@ from .check_structure import check_metadata, check_strangers, check_teacher
 from .check_values import check_values, value_bytes
 from .errors import CorruptStoreError, StoreError
 from .findings import READABLE, Fault, Findings, VerifyReport
-from .growing import GROWING, note_of_growth
+from .growing import GROWING, note_of_growth, only_by_copy
 from .index import INDEX
 from .locks import nobody_at_work
 from .places import open_storage
@@ -72,7 +72,7 @@ def verify_store(
     if complete and found.index is None:
         _say_unfinished(root, found, findings)
     return VerifyReport(
-        faults=tuple(findings.faults),
+        faults=tuple(only_by_copy(root.manifest, findings.faults)),
         finished_shards=found.num_records,
         num_shards=len(root.manifest.held_shards),
         complete=found.index is not None,

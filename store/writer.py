@@ -145,6 +145,8 @@ class StoreWriter:
         refuse_other_shard(self.manifest, shard)
         try:
             refuse_another_folder(self._handle, self.path)
+            if self.is_finished(shard):
+                return False
             mark = self._own(shard)
         except ShardBusyError:
             return False

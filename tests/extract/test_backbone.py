@@ -122,6 +122,7 @@ def test_mean_and_std_are_those_of_the_weights_that_the_name_tags() -> None:
         ("vit_base_dinov2", "timm has no model 'vit_base_dinov2'; nearest names: vit_base_patch14_dinov2"),
         ("vit_small_patch14_dinov2.meta", r"nearest names: .*vit_small_patch14_dinov2\.lvd142m"),
         ("hf-hub:someone/model", "timm has no model"),
+        ("qqqq", r"timm has no model 'qqqq'; `timm.list_models\('vit_\*'\)` lists names"),
         ("dem", "nearest names: demo"),
         ("resnet50", "'resnet50' is not a plain ViT; the nearest that works is vit_base_patch14_reg4_dinov2"),
         ("deit_small_distilled_patch16_224", "distillation token .* works is deit_small_patch16_224"),
@@ -217,3 +218,15 @@ def test_damaged_teacher_weights_are_refused(tiny: Backbone, tmp_path: Path) -> 
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(WeightsError, match=r"are not those its config\.json names"):
         load_teacher(tmp_path)
+
+
+@pytest.mark.parametrize("size", [160_000, (16, 80_000_000)])
+def test_an_input_beyond_memory_is_refused_before_any_is_taken(
+    size: int | tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activault.extract.input_size.memory_bytes", lambda: 10**10)
+    message = (
+        r"[0-9]{1,3},[0-9]{3},[0-9]{3} tokens, which take at least .* GB, and there are 10.0 GB; choose a"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_backbone("test_vit", image_size=size, random_seed=0)

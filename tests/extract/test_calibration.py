@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from activault.extract import calibration
+from activault.extract.arithmetic import Arithmetic, Autocast, Forward
 from activault.extract.backbone import Backbone
 from activault.extract.calibration import calibrate
 from activault.extract.capture import Decoded, without_pixels
@@ -146,20 +146,37 @@ def pixels_of(row: int) -> Decoded:
     return Decoded(outcome=Outcome(status="ok", width=32, height=32), pixels=pixels)
 
 
-def test_bad_images_are_passed_over(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_images_are_passed_over(tiny: Backbone) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(calibration, "CALIBRATION_ROWS", 10)
 
     def decode(row: int) -> Decoded:
         asked.append(row)
         return pixels_of(row)
 
-    found = calibrate(tiny, decode, num_rows=1000, layers=[6, 2], layout=tiny.layout, seed=0, workers=2)
+    found = calibrate(
+        tiny, decode, num_rows=1000, layers=[6, 2], layout=tiny.layout, seed=0, workers=2, most_rows=10
+    )
     assert [len(quantisation.scale) for quantisation in found] == [64, 64]
     assert 10 < len(asked) <= 32
     assert sorted(asked) != list(range(len(asked)))
-    with pytest.raises(ImageSourceError, match="none of the 1 images could be decoded"):
+    with pytest.raises(ImageSourceError, match="none of the 1 images could be decoded; look at"):
         calibrate(tiny, decode, num_rows=1, layers=[2], layout=tiny.layout, seed=0, workers=2)
+
+
+@pytest.mark.parametrize("autocast", ["off", "bfloat16"])
+def test_steps_are_of_the_values_that_are_stored(tiny: Backbone, autocast: Autocast) -> None:
+    """Under autocast those of autocast."""
+    arithmetic = Arithmetic(autocast=autocast, compile=True)  # compiled code is not waited for
+    (found,) = calibrate(
+        tiny, pixels_of, num_rows=9, layers=[6], layout=tiny.layout, seed=0, workers=1, arithmetic=arithmetic
+    )
+    good = [decoded.pixels for row in range(9) if (decoded := pixels_of(row)).pixels is not None]
+    with torch.inference_mode():
+        forward = Forward(tiny, Arithmetic(autocast=autocast), [6])
+        ((_, tokens),) = forward(torch.from_numpy(np.stack(good)))
+    patches = tokens[:, tiny.layout.span("patches")].double().numpy()
+    # Autocast moves it by 1e-4 or more; the order of the rows, which is another here, by last digits.
+    assert found.variance == pytest.approx(patches.var((0, 1)).mean(), rel=1e-6)
 
 
 def test_weights_that_give_nan_are_told_before_a_store_is_made(tiny: Backbone) -> None:

@@ -100,6 +100,24 @@ def test_batches_end_at_a_shards_border(tmp_path: Path, tiny: Backbone) -> None:
     assert done == [(5, 22), (8, 22), (13, 22), (16, 22), (21, 22), (22, 22)]
 
 
+def test_one_shard_is_claimed_ahead_however_small_they_are(
+    tmp_path: Path, tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes then finds the others free."""
+    writer, begun, claimed = plan(tmp_path / "s.zarr", tiny, shard_rows=4), list[int](), list[int]()
+    claim, buffer = writer.claim, writer.buffer
+
+    def counted(shard: int) -> bool:
+        claimed.append(shard)
+        assert len(claimed) <= len(begun) + 1
+        return claim(shard)
+
+    monkeypatch.setattr(writer, "claim", counted)
+    monkeypatch.setattr(writer, "buffer", lambda shard: (begun.append(shard), buffer(shard))[1])
+    capture(writer, tiny, good, batch_size=8, workers=2)
+    assert claimed == begun == list(range(-(-NUM_ROWS // 4)))
+
+
 def test_a_second_run_computes_the_unfinished_shards_alone(tmp_path: Path, tiny: Backbone) -> None:
     writer = plan(tmp_path / "s.zarr", tiny)
     capture(writer, tiny, good, batch_size=8, workers=2)

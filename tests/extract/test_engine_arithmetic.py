@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,10 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor.exc import InductorError
 
-from activault.extract.arithmetic import FIXED_BATCH, Arithmetic, Forward
+from activault.extract.arithmetic import FIXED_BATCH, Arithmetic, Forward, exact_arithmetic
 from activault.extract.backbone import Backbone
 from activault.extract.capture import Decoded, capture
+from activault.extract.engines import CoreEngine
 from activault.extract.run import ExtractOptions, extract
 from activault.store import ConfigError, NonFiniteError, Outcome, StoreMismatchError, open_store
 
@@ -29,6 +32,62 @@ def run(
     writer = plan(path, teacher, shard_rows=shard_rows)
     capture(writer, teacher, good, **{"batch_size": 4, "workers": 2, **options}, arithmetic=arithmetic)
     return stored(path)
+
+
+@pytest.fixture
+def _rounded_products() -> Iterator[None]:
+    """Torch as NVIDIA's containers start it: matrix products in TF32, on some CPUs in bfloat16."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("_rounded_products")
+def test_matrix_products_are_exact_whatever_torch_was_set_to(
+    tmp_path: Path, tiny: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set[tuple[str, bool]]()
+    prepare = tiny.prepare
+
+    def looked(batch: torch.Tensor) -> torch.Tensor:
+        seen.add((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        return prepare(batch)
+
+    monkeypatch.setattr(tiny, "prepare", looked)
+    run(tmp_path / "s.zarr", tiny, Arithmetic())
+    assert seen == {("highest", False)}
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+@pytest.mark.usefixtures("_rounded_products")
+def test_it_stays_exact_until_the_last_of_several_is_done() -> None:
+    first, second = exact_arithmetic(), exact_arithmetic()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "highest"
+    second.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_engines_at_once_have_all_threads_and_give_them_back(tmp_path: Path, tiny: Backbone) -> None:
+    """The second one's thread finds the number that the first one's have set."""
+    torch.set_num_threads(3)
+    manifest = plan(tmp_path / "s.zarr", tiny).manifest
+    first, second = (CoreEngine(Forward(tiny, Arithmetic(), [6]), manifest, 4) for _ in range(2))
+
+    def in_a_new_thread() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.get_num_threads).result()
+
+    with first:
+        assert in_a_new_thread() == 1
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(second.__enter__).result()
+        assert second.num_threads == 3
+    second.__exit__()
+    assert in_a_new_thread() == 3
 
 
 @pytest.mark.parametrize("autocast", ["bfloat16", "float16"])

@@ -52,15 +52,22 @@ def test_a_fixed_shape_is_not_asked_for(tiny: Backbone) -> None:
     assert choose_batch_size("auto", tiny, Arithmetic(batch_invariant=True)).num_images == FIXED_BATCH
 
 
-def test_auto_ends_where_the_device_is_full(tiny: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    warm_up = Forward.warm_up
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("MPS backend out of memory (MPS allocated")],
+    ids=["cuda", "mps"],
+)
+def test_auto_ends_where_the_device_is_full(
+    tiny: Backbone, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    run_once = Forward.run_once
 
     def small(self: Forward, num_images: int) -> None:
         if num_images > 4:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        warm_up(self, num_images)
+            raise error
+        run_once(self, num_images)
 
-    monkeypatch.setattr(Forward, "warm_up", small)
+    monkeypatch.setattr(Forward, "run_once", small)
     monkeypatch.setattr(batch_size_module, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)

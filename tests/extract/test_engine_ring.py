@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -25,7 +28,7 @@ from activault.extract.capture import Decoded, capture
 from activault.extract.engines import DeviceEngine
 from activault.extract.ring import Ring, Staging
 from activault.extract.stalls import StallTimes
-from activault.extract.transfers import BlockingTransfer
+from activault.extract.transfers import BlockingTransfer, CudaTransfer
 from activault.store import ConfigError, NonFiniteError, Outcome, open_store
 
 from .test_capture import NUM_ROWS, good, plan, stored
@@ -191,6 +194,48 @@ def test_a_failing_delivery_is_its_future_s_and_gives_the_slot_back() -> None:
     assert seen == [[0.0, 1.0]]
 
 
+def test_a_tensor_is_given_up_when_its_copy_has_landed() -> None:
+    """And not when the copy is delivered: a device's memory is dearer."""
+    ring = Ring(BlockingTransfer(torch.device("cpu")), slot_bytes=16, num_slots=1, stalls=StallTimes())
+    sent, alive = threading.Event(), list[bool]()
+
+    def send() -> weakref.ref[Tensor]:
+        tensor = torch.zeros(4)
+        ring.send(tensor, lambda _: (sent.wait(10), alive.append(ref() is not None)))
+        return weakref.ref(tensor)
+
+    ref = send()
+    sent.set()
+    ring.close()
+    assert alive == [False]
+
+
+def test_nothing_is_asked_of_another_gpu_than_the_teachers(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, calls = [torch.device("cuda:0")], list[tuple[str, torch.device]]()
+
+    @contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], chosen
+        yield
+        current[0] = before
+
+    def called(name: str, given: object = None) -> Callable[..., object]:
+        return lambda *_, **__: (calls.append((name, current[0])), given)[1]
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    stream, begun, done = (
+        Mock(spec=kind) for kind in (torch.cuda.Stream, torch.cuda.Event, torch.cuda.Event)
+    )
+    begun.elapsed_time, done.synchronize = called("time", 3000.0), called("wait")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: done)
+    monkeypatch.setattr(torch, "empty", called("memory", torch.zeros(8, dtype=torch.uint8)))
+    transfer = CudaTransfer(torch.device("cuda:1"))
+    transfer.host_memory(8)
+    assert transfer._landing(stream, begun).wait() == 3.0
+    assert calls == [(name, torch.device("cuda:1")) for name in ("memory", "wait", "time")]
+
+
 def test_whoever_sends_waits_while_every_slot_is_in_use() -> None:
     ring = Ring(BlockingTransfer(torch.device("cpu")), slot_bytes=4, num_slots=2, stalls=StallTimes())
     go_on, sent = threading.Event(), list[float]()
@@ -205,6 +250,9 @@ def test_whoever_sends_waits_while_every_slot_is_in_use() -> None:
     begun: list[int] = []
     sender = threading.Thread(target=send)
     sender.start()
+    end = time.monotonic() + 60
+    while len(begun) < 2 and time.monotonic() < end:
+        time.sleep(0.005)
     time.sleep(0.05)
     assert begun == [0, 1]
     go_on.set()
@@ -237,12 +285,19 @@ def test_images_that_are_on_their_way_are_not_overwritten() -> None:
         assert staging.up(1, fill).unique().item() == number
 
 
-def test_a_batch_that_the_device_has_no_memory_for_is_told(tmp_path: Path, tiny: Backbone) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("MPS backend out of memory (MPS allocated")],
+    ids=["cuda", "mps"],
+)
+def test_a_batch_that_the_device_has_no_memory_for_is_told(
+    tmp_path: Path, tiny: Backbone, error: RuntimeError
+) -> None:
     writer = plan(tmp_path / "s.zarr", tiny)
     forward = Forward(tiny, Arithmetic(), (0, 2, 6))
 
     def full(*_: object) -> object:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     with DeviceEngine(forward, writer.manifest, 4) as engine:
         engine._layers = full  # type: ignore[method-assign, assignment]

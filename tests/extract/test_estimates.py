@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from activault.extract import estimates, trial
 from activault.extract.estimates import Estimate, estimate
+from activault.extract.file_times import seconds_a_file
 from activault.extract.memory import PeakMemory, resident_bytes
 from activault.extract.run import ExtractOptions, extract
+from activault.extract.workers import Worker
 from activault.store import (
     ConfigError,
     ImageSourceError,
     NotAStoreError,
+    StoreError,
     StoreMismatchError,
     WeightsError,
     open_store,
@@ -163,13 +171,32 @@ def test_bad_images_are_counted_and_told(
     )
 
 
-def test_the_rate_has_a_spread_and_gives_the_time(tmp_path: Path, options: ExtractOptions) -> None:
+def test_waiting_for_the_disk_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file and the folder's entry of it; in a folder that is gone after."""
+    synced: list[int] = []
+    sync = os.fsync
+
+    def slow(handle: int) -> None:
+        synced.append(handle)
+        time.sleep(0.002)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    assert seconds_a_file(3) > 0.004
+    assert len(synced) == 6
+
+
+def test_the_rate_has_a_spread_and_gives_the_time(
+    tmp_path: Path, options: ExtractOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = noise_images(tmp_path / "photos", 20)
     found = quick(images, tmp_path / "s.zarr", options)
     assert found.speed is not None
     assert 0 < found.speed.low <= found.speed.high
     assert found.left.seconds == pytest.approx(20 / found.speed.images_a_second)
+    monkeypatch.setattr(estimates, "seconds_a_file", lambda: 0.5)
     two = quick(images, tmp_path / "s.zarr", changed(options, world=2))
+    assert two.left.disk_seconds == two.left.files / 2 * 0.5
     assert two.speed is not None
     assert two.left.seconds == pytest.approx(10 / two.speed.images_a_second)
 
@@ -190,20 +217,68 @@ def test_peak_memory_is_within_half_of_the_real_runs(tmp_path: Path, options: Ex
     assert really / 1.5 < on_top < really * 1.5
 
 
+@pytest.fixture
+def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in memory of 64 MB, on a machine of 16 GB; and another one for temporary files."""
+    for name in ("memory", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(trial, "_IN_MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(trial, "memory_bytes", lambda: 16 << 30)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
+    return tmp_path / "memory"
+
+
+def test_a_trial_writes_into_memory_only_where_that_has_room(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trial._quick_folder(64 << 20) == in_memory
+    assert trial._quick_folder((64 << 20) + 1) is None
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=8 << 30))
+    assert trial._quick_folder(1 << 30) == in_memory
+    assert trial._quick_folder((1 << 30) + 1) is None, "it counts as the job's memory"
+
+
+@pytest.mark.parametrize(
+    ("free", "place", "remedy"),
+    [
+        (64 << 20, "memory", "free space there$"),
+        (1000, "temporary", "free space there, or set TMPDIR to another folder$"),
+    ],
+    ids=["in memory", "in TMPDIR"],
+)
 def test_a_trial_fails_as_the_run_would(
-    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions, monkeypatch: pytest.MonkeyPatch
+    make_folder: MakeFolder,
+    in_memory: Path,
+    options: ExtractOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    place: str,
+    remedy: str,
 ) -> None:
     """The engine's own errors come out, and nothing of the trial is left behind."""
-    from activault.extract import trial
-    from activault.store import StoreError
-
-    monkeypatch.setattr(trial, "_quick_folder", lambda: str(tmp_path / "quick"))
-    (tmp_path / "quick").mkdir()
+    folder = in_memory.parent
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(trial, "encode_shard", full)
-    with pytest.raises(StoreError, match=r"a trial writes into .*No space left on device.*TMPDIR"):
-        quick(make_folder(6), tmp_path / "s.zarr", options)
-    assert list((tmp_path / "quick").iterdir()) == []
+    with pytest.raises(StoreError, match=rf"writes into .*/{place}/.*No space left on device\); {remedy}"):
+        quick(make_folder(6), folder / "s.zarr", options)
+    assert not list((folder / place).iterdir())
+
+
+def test_memory_is_for_as_many_workers_as_share_the_machine(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, needy = make_folder(6), "has not the memory"
+    one = quick(images, tmp_path / "s.zarr", options)
+    assert one.memory is not None
+    assert one.memory.workers == 1
+    assert not any(needy in note for note in one.notes)
+    monkeypatch.setattr("activault.extract.sizing.memory_bytes", lambda: 2 * one.memory.peak_host)
+    three = quick(images, tmp_path / "s.zarr", Worker(world=3, local_world=3).applied(options))
+    assert three.memory is not None
+    assert three.memory.workers == 3
+    assert any(needy in note for note in three.notes)

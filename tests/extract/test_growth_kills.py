@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
 import pytest
+from fork_server import forked
+from killed_growth import append_until
 
 from activault.extract.growth import append
 from activault.extract.run import ExtractOptions, extract
@@ -20,44 +19,6 @@ from activault.store import NotAStoreError, StoreMismatchError, open_store, veri
 from activault.store.growing import GROWING, JOINING
 
 from .conftest import MakeFolder, changed
-
-PROGRAM = """
-    import os, signal, sys, time
-    from pathlib import Path
-    import torch
-    torch.set_num_threads(1)
-    from activault.extract import append
-    from activault.store import open_store, verify_store
-
-    images, store = map(Path, sys.argv[1:3])
-
-    def killed(row, renames):
-        # In a child: what takes long is to import torch.
-        child = os.fork()
-        if child:
-            return os.WTERMSIG(os.waitpid(child, 0)[1])
-        replace, left = os.replace, [renames]
-
-        def progress(done, total):
-            if done >= row:
-                while not (store / ".growing/shards/00001.json").exists():
-                    time.sleep(0.01)
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def renamed(source, target):
-            left[0] -= ".joining" in str(source)
-            if left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            replace(source, target)
-
-        os.replace = renamed
-        append(images, store, progress, batch_size=1, workers=2, device="cpu")
-        os._exit(0)
-
-    print(killed(20, 99), (store / ".growing").exists(), open_store(store).digest,
-          verify_store(store, deep=True, complete=True).ok)
-    print(killed(99, 11), (store / ".joining").exists())
-"""
 
 
 @pytest.fixture
@@ -69,14 +30,24 @@ def old(make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions) -> tup
     return folder, path
 
 
+def killed(folder: Path, path: Path, *, row: int, renames: int) -> int | None:
+    """Exit status of an addition that kills itself when a row is done, or at a rename of what it joins."""
+    process = forked().Process(target=append_until, args=(folder, path, row, renames))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
 def test_killed_while_it_computes_and_while_it_joins(old: tuple[Path, Path], tmp_path: Path) -> None:
     folder, path = old
     digest, undisturbed = open_store(path).digest, shutil.copytree(path, tmp_path / "undisturbed.zarr")
     wanted = append(folder, undisturbed, batch_size=1, device="cpu").store.digest
-    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(path)]
-    done = subprocess.run(program, check=True, capture_output=True, text=True, timeout=300)
-    kill = int(signal.SIGKILL)
-    assert done.stdout.splitlines() == [f"{kill} True {digest} True", f"{kill} True"]
+    assert killed(folder, path, row=20, renames=99) == -signal.SIGKILL
+    assert (path / GROWING).exists()
+    assert open_store(path).digest == digest
+    assert verify_store(path, deep=True, complete=True).ok
+    assert killed(folder, path, row=99, renames=11) == -signal.SIGKILL
+    assert (path / JOINING).exists()
     with pytest.raises(
         NotAStoreError, match=r"is being joined with what was added to it.* or that was cut short"
     ):

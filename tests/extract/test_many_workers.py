@@ -18,11 +18,19 @@ from activault.extract import planning
 from activault.extract.budget import ErrorBudget, parse_budget
 from activault.extract.others import Others
 from activault.extract.run import ExtractOptions, ExtractSummary, extract
-from activault.store import ImageSourceError, NonFiniteError, StoreMismatchError, open_store, verify_store
+from activault.store import (
+    ImageSourceError,
+    NonFiniteError,
+    StorageError,
+    StoreMismatchError,
+    open_store,
+    verify_store,
+)
 from activault.store import creation as creation_module
 from activault.store import writer as writer_module
 from activault.store.leases import Heartbeat
 from activault.store.locks import LOCK, locked_by_one
+from activault.store.storage import Folder
 from activault.store.writer import StoreWriter
 
 from .conftest import MakeFolder, changed
@@ -214,7 +222,17 @@ def test_bad_images_of_other_workers_count(
     assert not list((store / "shards").glob(".*.tmp"))
 
 
-def test_progress_is_of_all_workers(make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions) -> None:
+def away(*_: object) -> None:
+    raise StorageError("the mount is gone")
+
+
+def test_progress_is_of_all_workers(
+    make_folder: MakeFolder,
+    tmp_path: Path,
+    options: ExtractOptions,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     folder, store = make_folder(20), tmp_path / "s.zarr"
     extract(folder, store, options)
     (store / "index.parquet").unlink()
@@ -230,5 +248,9 @@ def test_progress_is_of_all_workers(make_folder: MakeFolder, tmp_path: Path, opt
     others(10, 20)
     hidden[1].write_bytes(b"{}")  # damaged: no row of it counts
     others.look()
+    monkeypatch.setattr(Folder, "names", away)
+    for _ in range(2):  # told once; the next look may see again
+        others.look()
+    assert caplog.text.count("cannot be seen now: the mount is gone") == 1
     others(14, 20)
     assert told == [(9, 20), (12, 20), (14, 20)]

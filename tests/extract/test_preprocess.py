@@ -201,8 +201,23 @@ def test_rules_that_cannot_be_followed_are_refused(fields: dict[str, Any], messa
         ({"interpolation": "cubic"}, "the interpolation is one of bicubic, .* got 'cubic'"),
         ({"crop_mode": "middle"}, "the crop mode is one of center, squash, border; got 'middle'"),
         ({"crop_mode": "squash", "resize": 256}, "so a resize of 256 has no meaning"),
+        (
+            {"mean": (123.7, 116.3, 103.5)},
+            "the mean is three numbers from 0 to 1, .* got 123.7, 116.3",
+        ),
+        ({"mean": (0.5, 0.5, float("nan"))}, "the mean is three numbers .* got 0.5, 0.5, nan"),
+        ({"std": (0.2, 0.0, 0.2)}, "the std is three numbers from 0.001 to 1, .* take each / 255"),
     ],
 )
 def test_requests_that_mean_nothing(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PreprocessingRequest(**fields)
+
+
+@pytest.mark.parametrize("rules", ["reference", "teacher"])
+def test_mean_and_deviation_that_are_said_take_the_teachers_place(rules: str) -> None:
+    said = PreprocessingRequest(rules=rules, mean=(0.48, 0.0, 0.4), std=(0.27, 0.26, 1.0))
+    planned = plan_preprocessing((32, 32), HALF, said)
+    assert (planned.mean, planned.std) == ((0.48, 0.0, 0.4), (0.27, 0.26, 1.0))
+    alone = plan_preprocessing((32, 32), HALF, PreprocessingRequest(rules=rules, std=(0.2, 0.2, 0.2)))
+    assert (alone.mean, alone.std) == ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))

@@ -65,3 +65,13 @@ def test_a_fault_of_the_place_or_the_process_ends_the_run(
     reason = os.strerror(getattr(errno, name))
     with pytest.raises(ImageSourceError, match=rf"photos cannot be read, .* \({reason}\); mend that"):
         source.read(1)
+
+
+def test_the_folder_of_a_class_that_is_gone_ends_the_run(make_folder: MakeFolder) -> None:
+    photos = make_folder(2)
+    (photos / "cat").mkdir()
+    (photos / "cat" / "a.png").write_bytes(next(photos.rglob("*.png")).read_bytes())
+    source = open_source(photos)
+    (photos / "cat").rename(photos.parent / "elsewhere")
+    with pytest.raises(ImageSourceError, match=r"the folder .*cat is gone .*bring it back"):
+        source.read(source.keys.index("cat/a.png"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from http_server import Cut, StaticServer, Status
+from http_server import Cut, Headers, StaticServer, Status, Whole
 from s3_server import S3
 
 from activault.extract.decode import BadImage
@@ -95,7 +95,7 @@ def test_what_may_not_be_read_ends_the_run_and_is_no_bad_row(serve: Serve, tmp_p
     source = open_source(f"{server.url}/x-0.tar")
     server.fault(Status(403))
     with pytest.raises(
-        ImageSourceError, match=r"x-0\.tar.* may not be read \(403\); .*; finished shards are kept"
+        ImageSourceError, match=r"x-0\.tar.* may not be read \(403\); no credentials are sent over http"
     ):
         source.read(0)
 
@@ -151,6 +151,38 @@ def test_a_table_of_urls(serve: Serve, tmp_path: Path) -> None:
             write_csv(table, ("path",), [("https://elsewhere.org/1.png",)]),
             SourceOptions(image_root=server.url),
         )
+
+
+def test_a_server_without_ranges_gives_tables_and_images(serve: Serve, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(3):
+        (data / f"{number}.png").write_bytes(picture(number))
+    (data / "empty.png").touch()
+    write_csv(data / "list.csv", ("path",), [("0.png",), ("1.png",), ("2.png",), ("empty.png",), ("no.png",)])
+    server = serve(data)
+    server.fault(Whole())
+    source = open_source(f"{server.url}/list.csv")
+    assert [source.read(row) for row in range(4)] == [picture(0), picture(1), picture(2), b""]
+    assert source.read(4) == BadImage(status="unreadable", reason="there is no such file")
+    assert len(server.requests) == 8, "a range is asked for once of each place"
+    server.heal()
+    server.fault(Cut(20), times=1)
+    assert source.read(0) == picture(0)
+    server.fault(Headers((("Content-Encoding", "gzip"),)))
+    with pytest.raises(ImageSourceError, match=r"0\.png: this server encodes files"):
+        source.read(0)
+
+
+def test_a_tar_on_a_server_without_ranges_is_refused_in_one_line(serve: Serve, tmp_path: Path) -> None:
+    tars(tmp_path / "data", 1)
+    server = serve(tmp_path / "data")
+    server.fault(Whole())
+    url = f"{server.url}/x-0.tar"
+    with pytest.raises(ImageSourceError, match="this server ignores Range requests") as caught:
+        open_source(url)
+    assert str(caught.value).count(url) == 1
+    assert "shards" not in str(caught.value)
 
 
 @pytest.mark.s3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ import pytest
 from activault.extract import planning
 from activault.extract import run as module
 from activault.extract.backbone import Backbone
+from activault.extract.options import OF_RUN
 from activault.extract.run import ExtractOptions, extract
-from activault.store import StoreMismatchError, open_store, verify_store
+from activault.store import ImageSourceError, StoreMismatchError, open_store, verify_store
+from activault.store.locks import at_work
 
 from .conftest import MakeFolder, changed
 
@@ -262,6 +265,17 @@ def test_a_killed_process_is_resumed_to_the_same_digest(
     assert not [path for path in store.rglob("*") if path.name.endswith((".tmp", ".partial"))]
 
 
+def test_what_says_how_a_store_is_computed_may_change_from_run_to_run(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    folder, others = make_folder(9), dict[str, Any]()
+    extract(folder, tmp_path / "s.zarr", options)
+    others |= {"max_bad": "3", "batch_size": 3, "workers": 1, "device": "auto", "lease": 60.0}
+    others |= {"rank": 1, "world": 4, "local_world": 2}
+    assert sorted(others) == sorted(OF_RUN)
+    assert extract(folder, tmp_path / "s.zarr", changed(options, **others)).num_new == 0
+
+
 def test_a_store_that_was_begun_keeps_its_grid(
     make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,3 +285,25 @@ def test_a_store_that_was_begun_keeps_its_grid(
     (tmp_path / "s.zarr" / "shards" / "00001.json").unlink()
     monkeypatch.setattr(planning, "memory_bytes", lambda: 1 << 20)
     assert extract(folder, tmp_path / "s.zarr", changed(options, shard_rows=None)).num_new == 8
+
+
+def test_a_plan_with_nothing_finished_may_be_removed(
+    make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
+) -> None:
+    """What a newcomer needs who gave a wrong flag first; not where there is something to lose."""
+    folder, path = make_folder(9), tmp_path / "s.zarr"
+    with pytest.raises(ImageSourceError, match="images are bad"):
+        extract(folder, path, changed(options, max_pixels=100, max_bad="0"))
+    told = f"nothing is finished in {path}: it may be removed, and planned anew by this command"
+    for other in ({}, {"max_pixels": 100, "layers": "0"}):
+        with pytest.raises(StoreMismatchError) as caught:
+            extract(folder, path, changed(options, **other))
+        assert told in str(caught.value)
+    with at_work(path), pytest.raises(StoreMismatchError) as caught:
+        extract(folder, path, options)
+    assert "nothing is finished" not in str(caught.value)
+    shutil.rmtree(path)
+    extract(folder, path, options)
+    with pytest.raises(StoreMismatchError) as caught:
+        extract(folder, path, changed(options, max_pixels=100))
+    assert "nothing is finished" not in str(caught.value)

@@ -44,7 +44,11 @@ def test_the_nearest_folder_that_is_there_is_asked(tmp_path: Path, disk: Callabl
     ("num_bytes", "num_files", "message"),
     [
         (4_096_000, 50, None),
-        (4_096_001, 50, r"has 0\.0 GB free, and 0\.0 GB are to come, .* free them, choose another path"),
+        (
+            4_096_001,
+            50,
+            r"has 4,096\.0 kB free, and 4,096\.0 kB are to come, 0\.0 kB too many; free them",
+        ),
         (1, 51, "has room for 50 more files, and 51 are to come"),
     ],
     ids=["just", "bytes", "files"],

@@ -12,6 +12,7 @@ from PIL import Image
 
 from activault.extract import planning
 from activault.extract.backbone import Backbone, load_teacher
+from activault.extract.estimates import estimate
 from activault.extract.run import ExtractOptions, extract
 from activault.store import (
     ConfigError,
@@ -104,9 +105,12 @@ def test_no_image_at_all_is_an_error_each_time(tmp_path: Path, options: ExtractO
     (tmp_path / "photos").mkdir()
     for number in range(3):
         (tmp_path / "photos" / f"{number}.jpg").write_bytes(b"text" * number)
+    message = r"none of the 3 images .* \(1 empty, 2 not-an-image\); look .* then remove .*s\.zarr"
     for _ in range(2):
-        with pytest.raises(ImageSourceError, match=r"none of the 3 images .* \(1 empty, 2 not-an-image\)"):
+        with pytest.raises(ImageSourceError, match=message):
             extract(tmp_path / "photos", tmp_path / "s.zarr", options)
+    with pytest.raises(ImageSourceError, match=message):
+        estimate(tmp_path / "photos", tmp_path / "s.zarr", options)
 
 
 def test_shards_are_smaller_where_memory_is(
@@ -116,6 +120,8 @@ def test_shards_are_smaller_where_memory_is(
     monkeypatch.setattr(planning, "memory_bytes", lambda: 8 * 4 * 2 * 5 * 64 * 2)
     extract(folder, tmp_path / "s.zarr", changed(options, shard_rows=None))
     assert open_store(tmp_path / "s.zarr").manifest.shard_rows == 4
+    extract(folder, tmp_path / "two.zarr", changed(options, shard_rows=None, local_world=2))
+    assert open_store(tmp_path / "two.zarr").manifest.shard_rows == 2, "two workers share the memory"
     extract(folder, tmp_path / "more.zarr", changed(options, shard_rows=8))
     assert open_store(tmp_path / "more.zarr").manifest.shard_rows == 8
     with pytest.raises(ConfigError, match="rows a shard are 1 to 8 here"):

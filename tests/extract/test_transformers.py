@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,11 @@ def shaken(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def hidden_states(model: nn.Module, images: Tensor) -> list[Tensor]:
-    options: dict[str, Any] = {"output_hidden_states": True}
+def hidden_states(model: nn.Module, images: Tensor, **options: Any) -> list[Tensor]:
+    options["output_hidden_states"] = True
     if model.config.model_type == "vit_mae":
         # Patches are shuffled by noise, and here it rises.
-        patches = (images.shape[-1] // 16) ** 2
+        patches = images.shape[-1] // 16 * (images.shape[-2] // 16)
         options["noise"] = torch.arange(patches).float().repeat(len(images), 1)
     if isinstance(model, transformers.ViTForImageClassification):
         model = model.vit
@@ -148,14 +149,30 @@ def test_every_layer_is_transformers_own(architecture: str, make: Make, tmp_path
         torch.testing.assert_close(backbone.norm(last), their_norm(last), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [(48, 80), (96, 32)], ids=str)
-def test_rotary_positions_of_other_grids(size: tuple[int, int], tmp_path: Path) -> None:
-    model = shaken(dinov3())
+AS_IT_IS = ["dinov3", "dinov2-registers"]
+"""Families whose positions transformers computes, or resamples, as timm does."""
+RESAMPLED = ["dinov2", "augreg", "mae", "clip", "siglip"]
+"""Families whose positions it resamples without antialiasing: all the rest has to be the same."""
+BY_NAME = {str(each.id): each.values for each in FAMILIES}
+
+
+@pytest.mark.parametrize("grid", [(3, 5), (6, 2), (7, 7)], ids=str)
+@pytest.mark.parametrize("family", AS_IT_IS + RESAMPLED)
+def test_every_layer_at_other_sizes(
+    family: str, grid: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, make = BY_NAME[family]
+    model = shaken(make())
     model.save_pretrained(tmp_path)
-    backbone = load_backbone("vit_base_patch16_dinov3", weights=tmp_path, image_size=size)
-    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
+    patch, options = model.config.patch_size, dict[str, Any]()
+    backbone = load_backbone(architecture, weights=tmp_path, image_size=(grid[0] * patch, grid[1] * patch))
+    images = torch.randn(2, 3, *backbone.preprocessing.image_size, generator=torch.Generator().manual_seed(1))
+    if family in RESAMPLED:
+        resample = torch.nn.functional.interpolate
+        monkeypatch.setattr(torch.nn.functional, "interpolate", partial(resample, antialias=True))
+        options = {} if family == "dinov2" else {"interpolate_pos_encoding": True}
     with torch.inference_mode():
-        theirs = hidden_states(model, images)
+        theirs = hidden_states(model, images, **options)
     assert_layers_are(backbone, theirs, images)
 
 

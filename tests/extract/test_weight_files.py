@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
+from activault.extract.backbone import load_backbone
 from activault.extract.weight_files import read_config, read_tensors
 from activault.store import WeightsError
 
@@ -81,3 +83,22 @@ def test_a_config_is_transformers_own_or_none(folder: Path) -> None:
     assert read_config(folder / "a.safetensors") == {}
     (folder / "config.json").write_text('{"model_type": "dinov2"}')
     assert read_config(folder / "a.safetensors") == {"model_type": "dinov2"}
+
+
+@pytest.mark.usefixtures("small_models")
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "training"])
+@pytest.mark.parametrize(
+    "name",
+    ["vit_base_patch16_siglip_224", "eva02_base_patch16_clip_224", "vit_base_patch16_clip_224"],
+)
+def test_the_vision_half_of_an_open_clip_file(name: str, wrapped: bool, tmp_path: Path) -> None:
+    """OpenCLIP keeps timm's models as `visual.trunk`, and its training wraps what it saves."""
+    teacher = load_backbone(name, image_size=32, random_seed=0)
+    held = {f"visual.trunk.{part}": tensor for part, tensor in teacher.tensors().items()}
+    held |= {"text.token_embedding.weight": torch.zeros(4, 4), "logit_scale": torch.zeros(())}
+    found: dict[str, Tensor] | dict[str, dict[str, Tensor]] = held
+    if wrapped:
+        found = {"state_dict": {f"module.{part}": tensor for part, tensor in held.items()}}
+    torch.save(found, tmp_path / "open_clip_pytorch_model.bin")
+    loaded = load_backbone(name, image_size=32, weights=tmp_path / "open_clip_pytorch_model.bin")
+    assert loaded.info.weights_sha256 == teacher.info.weights_sha256

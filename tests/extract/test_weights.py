@@ -102,8 +102,10 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bomb.pth").write_bytes(pickle.dumps({"weight": Bomb()}, protocol=2))
     torch.save({"weight": Bomb()}, tmp_path / "bomb2.pth")
     for name in ("bomb.pth", "bomb2.pth"):
-        with pytest.raises(WeightsError, match="is not a file of tensors that can be read safely"):
+        with pytest.raises(WeightsError, match="is not a file of tensors that can be read safely") as caught:
             read_tensors(tmp_path / name)
+        assert "weights_only" not in str(caught.value), "torch's advice, to run what is in the file"
+        assert "restore it from a copy, or give a .safetensors" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pth"])

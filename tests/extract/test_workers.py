@@ -33,6 +33,11 @@ ARRAY = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY
         pytest.param(SLURM, (3, 6, 1, 2, "Slurm"), id="srun"),
         pytest.param(SLURM | {"SLURM_NTASKS_PER_NODE": "3"}, (3, 6, 1, 3, "Slurm"), id="tasks per node"),
         pytest.param(
+            SLURM | {"SLURM_NTASKS_PER_NODE": "8", "SLURM_STEP_TASKS_PER_NODE": "1(x6)"},
+            (3, 6, 1, 2, "Slurm"),
+            id="a step of fewer tasks than its job",
+        ),
+        pytest.param(
             SLURM | {"SLURM_TASKS_PER_NODE": "1,4(x2)", "SLURM_NODEID": "2"},
             (3, 6, 1, 4, "Slurm"),
             id="uneven",

@@ -30,6 +30,7 @@ def test_lines_for_people_and_json_for_programs(
     assert {"rows", "values", "shards", "files", "bytes", "left", "disk", "speed", "time", "memory"} <= set(
         lines
     )
+    assert "to bring a worker's 77 files to disk, meanwhile, if the store's is as quick" in lines["waits"]
     assert "24 from photos (folder)" in lines["rows"]
     assert "7 layers (0-6) of 1 cls + 4 patches of width 64, bfloat16" in lines["values"]
     assert "3 of 8 rows, in chunks of 8" in lines["shards"]
@@ -43,6 +44,19 @@ def test_lines_for_people_and_json_for_programs(
     assert {"images_a_second", "low", "high"} <= told["speed"].keys()
 
 
+def test_workers_of_one_machine_share_its_memory(
+    activault: Command,
+    images: Path,
+    teacher: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    answer = activault("extract", images, tmp_path / "s.zarr", *teacher, "--dry-run")
+    assert " a worker, x 2 workers on this machine, of " in answer.out
+
+
 def test_a_full_disk_is_a_finding(
     activault: Command,
     images: Path,
@@ -50,12 +64,12 @@ def test_a_full_disk_is_a_finding(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    full = SimpleNamespace(f_bavail=2, f_frsize=4096, f_favail=10**6, f_files=10**6)
+    full = SimpleNamespace(f_bavail=2, f_frsize=4096, f_favail=10**6, f_files=10**6, f_blocks=9, f_bfree=2)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     answer = activault("extract", images, tmp_path / "s.zarr", *teacher, "--dry-run")
     assert answer.status == 1
     assert "NOT enough" in answer.out
-    assert "GB too many; free them, choose another path" in answer.error_line
+    assert " too many; free them, choose another path" in answer.error_line
     told = activault("extract", images, tmp_path / "s.zarr", *teacher, "--dry-run", "--json")
     assert (told.status, told.json["enough_room"]) == (1, False)
 

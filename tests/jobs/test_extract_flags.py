@@ -28,6 +28,31 @@ def test_patches_preprocessing_and_weights(
     assert [file.name for file in store.teacher_dir.iterdir()] == ["config.json"]
 
 
+def test_mean_and_deviation(
+    activault: Command, images: Path, teacher: tuple[str, ...], tmp_path: Path
+) -> None:
+    """What a weights file under a plain name was trained with is recorded, compared, and kept by growth."""
+    path, first = tmp_path / "s.zarr", (*teacher, "--layers", "0", "--no-teacher-weights")
+    flags = ("--mean", "0.48", "0.46", "0.41", "--std", "0.27", "0.26", "0.28")
+    assert activault("extract", images, path, *first, *flags).status == 0
+    planned = open_store(path).manifest.preprocessing
+    assert planned is not None
+    assert (planned.mean, planned.std) == ((0.48, 0.46, 0.41), (0.27, 0.26, 0.28))
+    assert activault("extract", images, path, *first, *flags).status == 0
+    answer = activault("extract", images, path, *first, *flags[:4])
+    assert answer.status == 1
+    assert "preprocessing.std is [0.27, 0.26, 0.28] there and [0.5" in answer.error_line
+    assert activault("extract", images, tmp_path / "t.zarr", *first).status == 0
+    assert open_store(tmp_path / "t.zarr").arrays_digest != open_store(path).arrays_digest
+    weights = teacher[teacher.index("--weights") + 1]
+    grown = activault("extract", images, path, "--extend", "--layers", "1", "--weights", weights, *flags[:4])
+    assert grown.status == 0
+    assert open_store(path).layers == (0, 1)
+    answer = activault("extract", images, path, "--extend", "--layers", "2", *flags[:3], "0.4")
+    assert answer.status == 1
+    assert "mean is (0.48, 0.46, 0.41) in " in answer.error_line
+
+
 def test_training_needs_all_patches(
     activault: Command, images: Path, teacher: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -45,6 +70,7 @@ def test_training_needs_all_patches(
         (("--patches", "some"), "patches are all, mean, every:N or random:N"),
         (("--patches", "random:5"), "a grid of 2 x 2 has 4 patches; got 'random:5'"),
         (("--crop-mode", "squash"), "so a resize of 32 has no meaning"),
+        (("--mean", "124", "116", "104"), "the mean is three numbers from 0 to 1"),
         (("--patches", "mean", "--tokens", "cls"), "without patches; keep them too"),
         (("--rank", "1"), "rank and world go together; got rank 1 and world None"),
         (("--rank", "2", "--world", "2"), "a rank is among 0 to world - 1; got rank 2 of world 2"),

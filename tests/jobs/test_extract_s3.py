@@ -7,14 +7,14 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fork_server import command, forked
 from PIL import Image
 from s3_server import S3
 
@@ -24,7 +24,6 @@ from .conftest import Command
 
 FLAGS = ("--shard-rows", "4", "--workers", "1", "--batch-size", "4", "--device", "cpu")
 KILLS = 5
-WORKERS = Path(__file__).parent / "fork_workers.py"
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -139,44 +138,6 @@ def test_what_a_server_refuses_is_told_before_a_teacher_is_loaded(
     assert "no credentials were found: set AWS_ACCESS_KEY_ID" in nobody.error_line
 
 
-class Crew:
-    """Processes of one command, some of them killed."""
-
-    def __init__(self, arguments: list[str], log: Path) -> None:
-        self.log = log
-        """What they say on standard error."""
-        with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, str(WORKERS), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        self.killed: set[int] = set()
-
-    def start(self) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def kill(self, worker: int) -> None:
-        self.killed.add(worker)
-        os.kill(worker, signal.SIGKILL)
-
-    def ended(self) -> dict[int, int]:
-        """The exit status of each."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        lines = self._process.stdout.read().splitlines()
-        self._process.wait()
-        return {int(worker): int(status) for worker, status in (line.split() for line in lines)}
-
-
 def holders(store: Objects) -> set[int]:
     """Processes that hold a lease of a shard, or one of which died."""
     found = (store.read_tagged(path) for path in store.entries("shards") if path.endswith(".json.tmp"))
@@ -185,16 +146,23 @@ def holders(store: Objects) -> set[int]:
 
 
 @contextlib.contextmanager
-def crew(log: Path, *arguments: object) -> Iterator[Crew]:
-    made = Crew([str(argument) for argument in arguments], log)
+def crew(log: Path, *arguments: object) -> Iterator[Callable[[], ForkServerProcess]]:
+    """Starts processes of one command; none is left at the end."""
+    context, processes = forked(), list[ForkServerProcess]()
+    aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+
+    def start() -> ForkServerProcess:
+        process = context.Process(target=command, args=([str(each) for each in arguments], log, aws))
+        process.start()
+        processes.append(process)
+        return process
+
     try:
-        yield made
+        yield start
     finally:
-        made._process.kill()
-        made._process.wait()
-        for pipe in (made._process.stdin, made._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 @pytest.mark.s3
@@ -205,27 +173,30 @@ def test_three_workers_one_stopped_and_one_killed_again_and_again(
     flags = (*teacher, "--layers", "0,6", *FLAGS, "--json")
     assert activault("extract", many, tmp_path / "a.zarr", *flags).status == 0
     store, rng = Objects(url), random.Random(0)
-    with crew(tmp_path / "log", "extract", many, url, *flags, "--lease", "1") as workers:
-        for _ in range(3):
-            workers.start()
-        stopped, end = 0, time.monotonic() + 90
+    with crew(tmp_path / "log", "extract", many, url, *flags, "--lease", "1") as start:
+        workers = {worker.pid: worker for worker in (start() for _ in range(3))}
+        killed, stopped, end = set[int | None](), 0, time.monotonic() + 300
         while store.find("index.parquet") is None:
             assert time.monotonic() < end
             time.sleep(0.05)
-            at_work = sorted(holders(store) - workers.killed - {stopped})
+            at_work = sorted(holders(store) - killed - {stopped})
             if at_work and not stopped:
                 stopped = at_work[0]
                 os.kill(stopped, signal.SIGSTOP)
-                workers.start()
-            elif at_work and len(workers.killed) < KILLS:
+            elif at_work and len(killed) < KILLS:
                 time.sleep(rng.uniform(0, 0.1))
-                workers.kill(rng.choice(at_work))
-                workers.start()
+                killed.add(chosen := rng.choice(at_work))
+                workers[chosen].kill()
+            else:
+                continue
+            another = start()
+            workers[another.pid] = another
         os.kill(stopped, signal.SIGCONT)  # it finds that others have done its work
-        statuses = workers.ended()
-    failed = {worker: status for worker, status in statuses.items() if status}
+        for worker in workers.values():
+            worker.join()
+        failed = {pid for pid, worker in workers.items() if worker.exitcode}
     # One of those that were to be killed may have been done by then.
-    assert failed.keys() <= workers.killed, workers.log.read_text()
+    assert failed <= killed, (tmp_path / "log").read_text()
     assert failed
     told = activault("info", url, "--json").json
     assert told["digest"] == activault("info", tmp_path / "a.zarr", "--json").json["digest"]

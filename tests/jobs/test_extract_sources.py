@@ -106,7 +106,8 @@ def test_shuffled_parquet_says_what_it_costs(activault: Command, tmp_path: Path,
         (("--where", "label"), 2, "a condition is COLUMN=VALUE"),
         (("--where", "colour=red"), 2, "there are key, label, split"),
         (("--where", "label=none"), 1, "none of the 18 images is chosen where label=none"),
-        (("--split", "train"), 1, "none of the 18 images is chosen where split=train"),
+        (("--split", "train"), 1, "by what their source tells of them; this one tells no split"),
+        (("--shard-rows", 10**9), 2, "(a row takes "),
         (("--max-bad", "all"), 2, "max_bad is a number of rows or a share"),
         (("--max-pixels", 0), 2, "max_pixels is at least 1; got 0"),
         (("--source", "table"), 1, "no file that ends in .csv or .tsv or .parquet"),
@@ -136,3 +137,21 @@ def test_a_table_with_its_images_elsewhere(activault: Command, tmp_path: Path, w
     flags = ("--image-root", tmp_path / "photos", "--label-column", "class", "--orientation", "exif")
     answer = run(activault, tmp_path / "list.csv", tmp_path / "s.zarr", weights, *flags)
     assert (answer.status, answer.json["num_rows"]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("images", "store", "message"),
+    [
+        ("", "s.zarr", "IMAGES is a path or a URL; it is empty here"),
+        ("photos", " ", "STORE is a path or a URL; it is empty here"),
+        (
+            "ftp://x/y.tar",
+            "s.zarr",
+            "images lie at a path, or at a URL that begins with http, https, s3, file",
+        ),
+    ],
+)
+def test_places_that_are_none(activault: Command, images: str, store: str, message: str) -> None:
+    answer = activault("extract", images, store, "--teacher", "demo")
+    assert answer.status == 2
+    assert message in answer.error_line

@@ -9,6 +9,7 @@ import pytest
 
 from activault.jobs.said import remembered, said
 from activault.store import open_store
+from activault.store.repair_plan import read_plan
 
 from .conftest import Command, write_images
 
@@ -35,6 +36,14 @@ def test_more_rows_and_more_layers(activault: Command, grown: tuple[Path, Path])
     answer = activault("extract", folder, path, "--extend", "--layers", "0-6")
     assert "nothing: all of it was there already" in answer.out
     assert open_store(path).num_rows == 27
+    (path / "layer_03/cls/c/1/0/0").unlink()
+    (path / "layer_00/zarr.json").unlink()
+    answer = activault("verify", path, "--deep", "--repair-plan", plan := path.parent / "plan.json")
+    assert answer.status == 1
+    assert "only a copy of the store mends (2):" in answer.out
+    assert "it is missing; restore it from a copy of the store: rows came to it later (24-26 " in answer.out
+    assert "--repair" not in answer.out
+    assert (read_plan(plan).shards, len(read_plan(plan).from_copy)) == ((), 2)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,24 @@ def test_what_is_refused(
     answer = activault("extract", images, store, *flags)
     assert answer.status == status
     assert message in answer.error_line
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("s3://bucket/s.zarr", "s3://bucket/s.zarr is a URL; `activault pull` it"),
+        ("nothing.zarr", "nothing.zarr"),
+    ],
+)
+def test_a_store_that_cannot_grow_is_refused_before_images_are_looked_at(
+    activault: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for flag in ("--append", "--extend"):
+        answer = activault("extract", "no images", place, flag, "--layers", "0")
+        assert answer.status != 0
+        assert message in answer.error_line
+        assert "no images" not in answer.error_line
 
 
 def test_verify_tells_of_an_addition_under_way(

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from http_server import StaticServer
 
-from activault.jobs.inspect import printable
+from activault.jobs.inspect import printable, show_report
 from activault.store import open_store
+from activault.store.findings import Fault, VerifyReport
 
 from .conftest import Command
 
@@ -143,3 +144,15 @@ def test_a_server_that_does_not_answer_is_one_line(activault: Command) -> None:
 def test_a_store_steers_no_terminal() -> None:
     assert printable("a\x1b[31mb\x9b\u202ec") == "a\\x1b[31mb\\x9b\\u202ec"
     assert printable("ä ß 中") == "ä ß 中"
+
+
+def test_behind_a_url_no_plan_is_offered(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = Fault("layer_00/cls/c/0/0/0", "must be what was written", "delete it", "extract", 0)
+    manifest = open_store(store).manifest
+    report = VerifyReport((fault,), 1, 1, complete=True, deep=True, manifest=manifest)
+    show_report("s3://bucket/a.zarr", report)
+    shown = capsys.readouterr().out
+    assert "do what each line above says" in shown
+    assert "--repair" not in shown
+    show_report("a.zarr", report)
+    assert "--repair plan.json" in capsys.readouterr().out

@@ -85,11 +85,16 @@ def test_an_old_shard_of_which_every_row_was_bad(make_plan: MakePlan) -> None:
     assert_is(few.path, whole)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize(
-    "part",
-    [{"layers": "0,4"}, {"layers": "2"}, {"tokens": "cls"}, {"tokens": "registers,patches"}],
-    ids=lambda part: "-".join(part.values()),
+    ("part", "dtype"),
+    [
+        ({"layers": "0,4"}, "bfloat16"),
+        ({"layers": "2"}, "int8"),
+        ({"tokens": "cls"}, "bfloat16"),
+        ({"tokens": "cls"}, "int8"),
+        ({"tokens": "registers,patches"}, "bfloat16"),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else value,
 )
 def test_a_store_with_more_layers_or_kinds(
     make_plan: MakePlan, tmp_path: Path, part: dict[str, Any], dtype: str

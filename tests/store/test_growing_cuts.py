@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ SMALL = {
     "kinds": ("cls", "patches"),
     "layout": TokenLayout(num_cls=1, num_registers=0, grid=(1, 2)),
 }
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 STEPS = ("replace", "rename", "link", "unlink", "rmdir", "mkdir")
 
 
@@ -55,6 +56,12 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         yield lambda: done
 
 
+@cache
+def digest_of(path: Path) -> str:
+    """Of a store that stays as it is."""
+    return open_store(path).digest
+
+
 def assert_no_lie(path: Path, old: Plan, grown: Plan) -> str:
     """The store is the old or the grown one, or it tells what to do; returns which."""
     if not (path / "zarr.json").exists():
@@ -65,9 +72,9 @@ def assert_no_lie(path: Path, old: Plan, grown: Plan) -> str:
         assert (path / JOINING).exists()
         return "joining"
     store = open_store(path)
-    is_old = store.digest == open_store(old.path).digest
+    is_old = store.digest == digest_of(old.path)
     plan = old if is_old else grown
-    assert store.digest == open_store(plan.path).digest
+    assert store.digest == digest_of(plan.path)
     kept = slice(0, sum(store.layout.count(kind) for kind in store.kinds))
     assert np.array_equal(store.read(slice(None), store.layers), plan.stored[:, :, kept], equal_nan=True)
     assert verify_store(path, complete=True).faults == ()
@@ -120,7 +127,7 @@ def test_cut_at_every_step(
             assert finish_join(path)
         else:
             join_growth(path)
-        assert open_store(path).digest == open_store(grown.path).digest
+        assert open_store(path).digest == digest_of(grown.path)
         assert not [name for name in (GROWING, JOINING) if (path / name).exists()]
         assert not [file for file in path.rglob("*") if file.name.endswith(".tmp")]
         shutil.rmtree(path)
@@ -133,7 +140,7 @@ def test_a_join_cut_short_twice(make_plan: MakePlan, tmp_path: Path, monkeypatch
     path = shutil.copytree(old.path, tmp_path / "cut.zarr")
     write_part(path, grown)
     num_cuts = 0
-    while open_store_or_none(path) != open_store(grown.path).digest:
+    while open_store_or_none(path) != digest_of(grown.path):
         with killed_at(7, monkeypatch):
             try:
                 join_growth(path)
@@ -167,20 +174,18 @@ def join_growth_to_its_renames(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             join_growth(path)
 
 
-PROGRAM = """
-import os, signal, sys
-from pathlib import Path
-left, replace = int(sys.argv[2]), os.replace
-def counted(*names):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(*names)
-os.replace = counted
-from activault.store.growing_join import join_growth
-join_growth(Path(sys.argv[1]))
-"""
+def killed_join(path: Path, renames: int) -> None:
+    """In a child: join, and die at the rename after so many."""
+    replace, left = os.replace, [renames]
+
+    def counted(*names: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(*names)
+
+    os.replace = counted
+    join_growth(path)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +197,10 @@ def test_killed(make_plan: MakePlan, tmp_path: Path, step: int, place: str, stat
     old, grown = rows(make_plan)
     path = shutil.copytree(old.path, tmp_path / "killed.zarr")
     write_part(path, grown)
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(path), str(step)], check=False, timeout=100)
-    assert done.returncode == -signal.SIGKILL
+    child = multiprocessing.get_context("fork").Process(target=killed_join, args=(path, step))
+    child.start()
+    child.join(100)
+    assert child.exitcode == -signal.SIGKILL
     assert (path / place).exists()
     assert assert_no_lie(path, old, grown) == state
     assert join_growth(path)

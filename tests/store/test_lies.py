@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from activault.store import Fault, check_values, checks, completion, open_store, verify_store, writer
+from activault.store import Fault, check_values, checks, completion, open_store, shard_encoding, verify_store
 from activault.store.records import arrays_of
 from activault.store.shard_writing import Content
 
@@ -211,7 +211,7 @@ def write_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
             contents[array] = Content(held, is_ok, absmax, steps)
         return contents
 
-    monkeypatch.setattr(writer, "checked_contents", unchecked)
+    monkeypatch.setattr(shard_encoding, "checked_contents", unchecked)
     monkeypatch.setattr(completion, "refuse_imprecise_store", lambda *_: None)
 
 

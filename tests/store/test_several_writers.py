@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 from activault.store import open_store, verify_store
+from activault.store import writer as writer_module
 from activault.store.locks import LOCK
 
 from .conftest import MakePlan, Plan, make_manifest
@@ -57,3 +58,14 @@ def test_nothing_is_lost_or_refused(
 def test_a_shard_that_is_no_multiple_of_chunks_is_refused() -> None:
     with pytest.raises(pydantic.ValidationError, match="shard_rows 32 is not a multiple of chunk_rows 5"):
         make_manifest(shard_rows=32, chunk_rows=5)
+
+
+def test_a_finished_shard_is_asked_for_without_a_mark(written: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each worker asks for, at the end of a run, whatever others have finished since it began."""
+
+    def owned(*_: object) -> None:
+        raise AssertionError("a mark, a staging folder and a fence for nothing")
+
+    monkeypatch.setattr(writer_module, "own", owned)
+    with written.open() as writer:
+        assert not writer.claim(0)
