@@ -112,3 +112,9 @@ def options(tiny_weights: Path) -> ExtractOptions:
 
 def changed(options: ExtractOptions, **fields: Any) -> ExtractOptions:
     return ExtractOptions(**{**vars(options), **fields})
+
+
+@pytest.fixture
+def single(options: ExtractOptions) -> ExtractOptions:
+    """One image a forward, so that a row does not depend on those that it is computed with."""
+    return changed(options, batch_size=1, tokens="cls,patches", layers="2,6")

@@ -27,11 +27,6 @@ from .conftest import MakeFolder, changed
 from .growing import RUN, add, at_once
 
 
-@pytest.fixture
-def single(options: ExtractOptions) -> ExtractOptions:
-    return changed(options, batch_size=1, tokens="cls,patches", layers="2,6")
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_a_folder_that_got_more_images(
     make_folder: MakeFolder, tmp_path: Path, single: ExtractOptions, tiny: Backbone, dtype: Any

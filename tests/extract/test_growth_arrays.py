@@ -21,11 +21,6 @@ from .conftest import MakeFolder, changed
 from .growing import RUN, add
 
 
-@pytest.fixture
-def single(options: ExtractOptions) -> ExtractOptions:
-    return changed(options, batch_size=1, tokens="cls,patches", layers="2,6")
-
-
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 def test_layers_one_after_the_other_are_those_of_one_run(
     make_folder: MakeFolder, tmp_path: Path, single: ExtractOptions, dtype: Any

@@ -49,11 +49,6 @@ def finished(three: tuple[Path, Path], tmp_path: Path) -> Path:
     return shutil.copytree(three[1], tmp_path / "finished.zarr")
 
 
-@pytest.fixture
-def single(options: ExtractOptions) -> ExtractOptions:
-    return changed(options, batch_size=1, tokens="cls,patches", layers="2,6")
-
-
 def test_the_teacher_may_be_left_out_of_the_store(
     make_folder: MakeFolder, tmp_path: Path, single: ExtractOptions
 ) -> None:

@@ -50,6 +50,8 @@ osd pool default size = 1
 osd pool default pg num = 4
 osd pool default pg autoscale mode = off
 mon allow pool size one = true
+mon data avail crit = 0
+mon data avail warn = 0
 paxos propose interval = 0.05
 mon data = {folder}/mon
 osd data = {folder}/osd
@@ -152,7 +154,10 @@ def start_s3() -> Iterator[S3]:
         environment = {**os.environ, "CEPH_CONF": str(folder / "ceph.conf"), "LC_ALL": "C"}
 
         def attempt(*command: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+            try:
+                return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+            except subprocess.TimeoutExpired as error:  # a client waits for a monitor that has ended
+                pytest.fail(f"{error}\n{_log_ends(folder / 'log')}")
 
         def run(*command: str) -> None:
             done = attempt(*command)
@@ -228,6 +233,12 @@ def _find_programs() -> None:
 
 def _missing() -> list[str]:
     return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+def _log_ends(folder: Path) -> str:
+    """The last lines of every daemon's log, where the reason for its end stands."""
+    logs = (file for file in sorted(folder.iterdir()) if file.is_file())
+    return "\n".join(f"{file.name}: {file.read_text(errors='replace')[-1000:]}" for file in logs)
 
 
 def _free_ports(number: int) -> list[int]:
