@@ -67,7 +67,7 @@ class Ours(Extractor):
     def run(self, task: Task, folder: Path) -> Measured:  # noqa: D102
         source, order, decode = rows_of(task)
         backbone, options = teacher_of(task), task.options
-        manifest = plan_manifest(source, len(order), backbone, options, lambda: None, lambda _: ())
+        manifest = plan_manifest(source, len(order), backbone, options, lambda: None, lambda *_: ())
         with create_store(folder / "s.zarr", manifest, plan_table(source, order), {}) as writer:
             begun = time.perf_counter()
             stalls = capture(writer, backbone, decode, batch_size=BATCH, workers=os.cpu_count() or 1)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from activault.extract import ExtractOptions, open_source
 from activault.extract.backbone import Backbone, load_backbone
-from activault.extract.calibration import calibrate
+from activault.extract.calibration import calibration_for
 from activault.extract.listing import Listed
 from activault.extract.measuring import measure
-from activault.extract.planning import plan_manifest, plan_table, planned_layout, row_order
+from activault.extract.planning import plan_manifest, plan_table, row_order
 from activault.extract.run import row_decoder
 from activault.store import Manifest, SourceInfo, choose_grid
 from activault.store.cores import num_cores
@@ -67,18 +67,7 @@ def bytes_of_float32(backbone: Backbone, folder: Path, form: tuple[str, str], se
     options = ExtractOptions(teacher="demo", dtype=form[0], compression=form[1])  # type: ignore[arg-type]
     order = row_order(source, options)
     decode = row_decoder(source, order, backbone, options)
-
-    def steps(layers: tuple[int, ...]) -> tuple[Quantisation, ...]:
-        return calibrate(
-            backbone,
-            decode,
-            num_rows=len(order),
-            layers=layers,
-            layout=planned_layout(backbone, options),
-            seed=0,
-            workers=num_cores(),
-        )
-
+    steps = calibration_for(backbone, decode, len(order), options)
     manifest = plan_manifest(source, len(order), backbone, options, lambda: None, steps)
     found = measure(
         manifest,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from activault.store import ImageSourceError, NonFiniteError
+from activault.store.cores import num_cores
 from activault.store.errors import PrecisionError
 from activault.store.layout import TokenLayout
 from activault.store.manifest import Quantisation
@@ -27,12 +28,15 @@ from .arithmetic import Arithmetic, Forward, exact_arithmetic
 from .backbone import Backbone
 from .decode import quiet_decoders
 from .decoders import Decoded
+from .options import ExtractOptions
 from .tokens import kept_tokens
 
-__all__ = ["CALIBRATION_ROWS", "calibrate"]
+__all__ = ["CALIBRATION_ROWS", "Calibrate", "calibrate", "calibration_for"]
 
 Rows = npt.NDArray[np.int64]
 Pixels = npt.NDArray[Any]
+Calibrate = Callable[[Collection[int], TokenLayout], tuple[Quantisation, ...]]
+"""Steps of some layers, ascending, of whose tokens a layout is kept."""
 
 CALIBRATION_ROWS: Final = 256
 """With fewer, the variance of the first layers is so unsure that smaller steps cost more than the rows."""
@@ -81,6 +85,31 @@ def calibrate(
     if not all(map(len, moments.values())):
         raise ImageSourceError(f"none of the {num_rows} images could be decoded; look at what they are")
     return tuple(_quantisation(layer, gathered, num_rows) for layer, gathered in moments.items())
+
+
+def calibration_for(
+    backbone: Backbone,
+    decode: Callable[[int], Decoded],
+    num_rows: int,
+    options: ExtractOptions,
+    most_rows: int = CALIBRATION_ROWS,
+) -> Calibrate:
+    """`calibrate` as a request has it, of which layers and tokens are not known yet."""
+
+    def steps(layers: Collection[int], layout: TokenLayout) -> tuple[Quantisation, ...]:
+        return calibrate(
+            backbone,
+            decode,
+            num_rows=num_rows,
+            layers=layers,
+            layout=layout,
+            seed=options.seed,
+            workers=options.workers or num_cores(),
+            arithmetic=options.arithmetic,
+            most_rows=most_rows,
+        )
+
+    return steps
 
 
 def _good(decode: Callable[[int], Decoded], rows: Rows, workers: int) -> Iterator[Pixels]:

@@ -19,14 +19,13 @@ from typing import Final
 from activault.store import Manifest, StoreMismatchError, open_store
 from activault.store.cores import num_cores
 from activault.store.differences import first_difference, spoken
-from activault.store.manifest import Quantisation
 from activault.store.places import as_place, open_storage
 from activault.store.presence import is_finished, nothing_finished
 from activault.store.root import read_root
 
 from .backbone import Backbone, load_backbone
 from .batch_size import choose_batch_size
-from .calibration import CALIBRATION_ROWS, calibrate
+from .calibration import CALIBRATION_ROWS, calibration_for
 from .capture import Decoded
 from .file_times import seconds_a_file
 from .listing import ImageSource
@@ -35,7 +34,7 @@ from .matching import Planned, planned_at, refuse_other_request
 from .measuring import Measurement, Speed, measure
 from .options import ExtractOptions
 from .order import Rows
-from .planning import plan_manifest, plan_table, planned_layout, row_order
+from .planning import plan_manifest, plan_table, row_order
 from .room import Room, room_at
 from .run import refuse_all_bad, row_decoder
 from .sizing import MemoryNeeds, StoreSize, memory_needs, shards_bytes, store_size
@@ -236,20 +235,7 @@ def _planned(
     Raises:
         StoreMismatchError: another store is there.
     """
-
-    def steps(layers: tuple[int, ...]) -> tuple[Quantisation, ...]:
-        return calibrate(
-            backbone,
-            decode,
-            num_rows=len(order),
-            layers=layers,
-            layout=planned_layout(backbone, options),
-            seed=options.seed,
-            workers=options.workers or num_cores(),
-            arithmetic=options.arithmetic,
-            most_rows=_QUICK_CALIBRATION_ROWS,
-        )
-
+    steps = calibration_for(backbone, decode, len(order), options, _QUICK_CALIBRATION_ROWS)
     manifest = plan_manifest(source, len(order), backbone, options, lambda: there, steps)
     difference = None if there is None else first_difference(there.manifest, manifest)
     if there is not None and difference is not None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from activault.store import ConfigError, Manifest, Store, TokenKind
-from activault.store.cores import num_cores
 from activault.store.grid import shard_bytes
 from activault.store.growing import growing_root
 from activault.store.growing_plan import extended_manifest, new_part
@@ -20,7 +19,7 @@ from activault.store.manifest import Quantisation
 from activault.store.parts import part_samples
 
 from .backbone import Backbone
-from .calibration import calibrate
+from .calibration import calibration_for
 from .capture import Decoded, Progress, StallTimes
 from .growth_part import another_growth, compute_part, create_part, planned_part
 from .growth_request import Asked, asked_kinds, asked_layers, settled, teacher_of, versions
@@ -79,16 +78,7 @@ class AddedArrays:
             layout = planned_layout(backbone, self.options)
         new, steps = [layer for layer in layers if layer not in there.layers], dict[int, Quantisation]()
         if there.dtype == "int8" and new:
-            found = calibrate(
-                backbone,
-                decode,
-                num_rows=there.num_rows,
-                layers=new,
-                layout=layout,
-                seed=self.options.seed,
-                workers=self.options.workers or num_cores(),
-                arithmetic=self.options.arithmetic,
-            )
+            found = calibration_for(backbone, decode, there.num_rows, self.options)(new, layout)
             steps = dict(zip(new, found, strict=True))
         return extended_manifest(there, layers, kinds, layout, steps, versions(there))
 

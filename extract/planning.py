@@ -24,6 +24,7 @@ from activault.store.manifest import Detail, Quantisation
 
 from .architectures import activation_of, outline
 from .backbone import Backbone
+from .calibration import Calibrate
 from .listing import ImageSource
 from .machine import memory_bytes
 from .matching import Planned, asked, choice_details, mismatch, refuse_other_choice, row_seed
@@ -32,8 +33,6 @@ from .order import Rows, chosen_rows
 from .tokens import parse_patches
 
 __all__ = ["plan_manifest", "plan_table", "planned_layout", "row_order"]
-
-Calibrate = Callable[[tuple[int, ...]], tuple[Quantisation, ...]]
 
 
 def planned_layout(backbone: Backbone, options: ExtractOptions) -> TokenLayout:
@@ -107,7 +106,7 @@ def plan_manifest(
     if part is not None and part.dtype == options.dtype and part.layers == layers:
         quantisation = part.quantisation  # also where patches are left out
     else:
-        quantisation = _quantisation(layers, kinds, options, existing, calibrate)
+        quantisation = _quantisation(layers, kinds, layout, options, existing, calibrate)
     told = {"license": "unknown", "citation": ""}
     if there is not None:
         told = {"license": there.manifest.license, "citation": there.manifest.citation}
@@ -162,6 +161,7 @@ def _grid(
 def _quantisation(
     layers: tuple[int, ...],
     kinds: tuple[TokenKind, ...],
+    layout: TokenLayout,
     options: ExtractOptions,
     existing: Callable[[], Planned | None],
     calibrate: Calibrate,
@@ -173,7 +173,7 @@ def _quantisation(
     found = _steps_there(existing(), layers)
     if found is None:
         # Calibrating takes a while: whoever has planned the store meanwhile has also chosen its steps.
-        calibrated = calibrate(layers)
+        calibrated = calibrate(layers, layout)
         found = _steps_there(existing(), layers) or calibrated
     return found
 

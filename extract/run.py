@@ -28,14 +28,13 @@ from activault.store import (
 )
 from activault.store.cores import num_cores
 from activault.store.growing_join import finish_join
-from activault.store.manifest import Quantisation
 from activault.store.places import as_place
 from activault.store.writers import create_writer, is_free
 from activault.store.writing import ShardWriter
 
 from .backbone import Backbone, load_backbone, save_teacher
 from .budget import ErrorBudget, parse_budget
-from .calibration import calibrate
+from .calibration import calibration_for
 from .capture import Decoded, Progress, StallTimes, capture, without_pixels
 from .decode import BadImage, decode_image
 from .listing import ImageSource
@@ -44,7 +43,7 @@ from .matching import planned_at, refuse_other_request
 from .options import ExtractOptions
 from .order import Rows
 from .others import Others
-from .planning import plan_manifest, plan_table, planned_layout, row_order
+from .planning import plan_manifest, plan_table, row_order
 from .preprocess import to_pixels
 from .sources import opened
 from .workers import own_first
@@ -129,10 +128,7 @@ def extract(
     )
     decode = row_decoder(source, order, backbone, options)
     backbone = backbone.to(device)
-    workers = options.workers or num_cores()
-    with _planned(
-        source, order, backbone, store, options, decode, workers, repairing=choose is not None
-    ) as writer:
+    with _planned(source, order, backbone, store, options, decode, repairing=choose is not None) as writer:
         shards = writer.unfinished if choose is None else choose(writer)
         began = None if choose is not None else open_store(store)
         budget = _budget(source, order, options, began, shards)
@@ -141,7 +137,7 @@ def extract(
             backbone,
             counted(decode, budget),
             batch_size=options.batch_size,
-            workers=workers,
+            workers=options.workers or num_cores(),
             progress=progress if began is None else Others(began, store, budget, progress),
             shards=own_first(shards, options.rank, options.world),
             arithmetic=options.arithmetic,
@@ -199,28 +195,16 @@ def _planned(
     store: Path | str,
     options: ExtractOptions,
     decode: Callable[[int], Decoded],
-    workers: int,
     *,
     repairing: bool,
 ) -> ShardWriter:
     """The store as it is asked for, planned now or long ago."""
 
-    def steps(layers: tuple[int, ...]) -> tuple[Quantisation, ...]:
-        return calibrate(
-            backbone,
-            decode,
-            num_rows=len(order),
-            layers=layers,
-            layout=planned_layout(backbone, options),
-            seed=options.seed,
-            workers=workers,
-            arithmetic=options.arithmetic,
-        )
-
     def save(folder: Path) -> None:
         save_teacher(backbone, folder, weights=options.teacher_weights)
 
     def planned() -> ShardWriter:
+        steps = calibration_for(backbone, decode, len(order), options)
         manifest = plan_manifest(
             source, len(order), backbone, options, lambda: planned_at(store), steps, repairing=repairing
         )

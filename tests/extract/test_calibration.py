@@ -83,7 +83,9 @@ def test_steps_of_a_store_that_was_begun_are_kept(
     digest = open_store(tmp_path / "s.zarr").digest
     (tmp_path / "s.zarr" / "index.parquet").unlink()
     (tmp_path / "s.zarr" / "shards" / "00001.json").unlink()
-    monkeypatch.setattr("activault.extract.run.calibrate", lambda *_, **__: pytest.fail("calibrated again"))
+    monkeypatch.setattr(
+        "activault.extract.calibration.calibrate", lambda *_, **__: pytest.fail("calibrated again")
+    )
     with pytest.raises(StoreMismatchError, match=r"layers is \(0, 6\) there and \(0, 1\) here"):
         extract(photos, tmp_path / "s.zarr", changed(int8, layers="0,1"))
     with pytest.raises(StoreMismatchError, match="license"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from activault.extract import repair
+from activault.extract import calibration, repair
 from activault.extract import run as module
 from activault.extract.run import ExtractOptions, extract
 from activault.store import StoreMismatchError, open_store, verify_store
@@ -71,7 +71,7 @@ def test_int8_steps_stay_with_a_copy(
     folder, whole = make_folder(20), tmp_path / "whole.zarr"
     int8 = changed(options, dtype="int8")
     extract(folder, whole, int8)
-    monkeypatch.setattr(module, "calibrate", lambda *_, **__: pytest.fail("steps were calibrated"))
+    monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: pytest.fail("steps were calibrated"))
     for tokens in ("cls", "patches"):
         path = tmp_path / f"{tokens}.zarr"
         pull(whole, path, layers="6", tokens=tokens, rows="8:16")
