@@ -32,6 +32,7 @@ from extraction_task import (
 from activault.extract.arithmetic import Arithmetic
 from activault.extract.backbone import Backbone
 from activault.extract.batch_size import choose_batch_size
+from activault.extract.calibration import calibration_for
 from activault.extract.capture import capture
 from activault.extract.planning import plan_manifest, plan_table
 from activault.store import create_store
@@ -67,7 +68,8 @@ class Ours(Extractor):
     def run(self, task: Task, folder: Path) -> Measured:  # noqa: D102
         source, order, decode = rows_of(task)
         backbone, options = teacher_of(task), task.options
-        manifest = plan_manifest(source, len(order), backbone, options, lambda: None, lambda *_: ())
+        steps = calibration_for(backbone, decode, len(order), options)
+        manifest = plan_manifest(source, len(order), backbone, options, lambda: None, steps)
         with create_store(folder / "s.zarr", manifest, plan_table(source, order), {}) as writer:
             begun = time.perf_counter()
             stalls = capture(writer, backbone, decode, batch_size=BATCH, workers=os.cpu_count() or 1)

@@ -23,6 +23,7 @@ from activault.extract.listing import Listed
 from activault.extract.measuring import measure
 from activault.extract.planning import plan_manifest, plan_table, row_order
 from activault.extract.run import row_decoder
+from activault.extract.trial import Workload
 from activault.store import Manifest, SourceInfo, choose_grid
 from activault.store.cores import num_cores
 from activault.store.extent import num_files
@@ -69,16 +70,15 @@ def bytes_of_float32(backbone: Backbone, folder: Path, form: tuple[str, str], se
     decode = row_decoder(source, order, backbone, options)
     steps = calibration_for(backbone, decode, len(order), options)
     manifest = plan_manifest(source, len(order), backbone, options, lambda: None, steps)
-    found = measure(
-        manifest,
-        backbone,
-        decode,
-        range(len(order)),
+    work = Workload(
+        manifest=manifest,
+        backbone=backbone,
+        decode=decode,
+        rows=range(len(order)),
         arithmetic=options.arithmetic,
-        batch_size=8,
         workers=num_cores(),
-        seconds=seconds,
     )
+    found = measure(work, batch_size=8, seconds=seconds)
     return float32_bytes(manifest, 1) / found.bytes_a_row
 
 

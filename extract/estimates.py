@@ -39,6 +39,7 @@ from .room import Room, room_at
 from .run import refuse_all_bad, row_decoder
 from .sizing import MemoryNeeds, StoreSize, memory_needs, shards_bytes, store_size
 from .sources import opened
+from .trial import Workload
 
 __all__ = ["Estimate", "Remaining", "estimate"]
 
@@ -118,16 +119,15 @@ def estimate(
     if not left:
         return _nothing_left(store, str(device))
     batch_size = choose_batch_size(options.batch_size, backbone, options.arithmetic).num_images
-    found = measure(
-        manifest,
-        backbone,
-        decode,
-        _rows_of(manifest, left),
+    work = Workload(
+        manifest=manifest,
+        backbone=backbone,
+        decode=decode,
+        rows=_rows_of(manifest, left),
         arithmetic=options.arithmetic,
-        batch_size=batch_size,
         workers=options.workers or num_cores(),
-        seconds=seconds,
     )
+    found = measure(work, batch_size=batch_size, seconds=seconds)
     num_teacher, teacher_bytes = _teacher_files(backbone, options)
     planned_bytes = teacher_bytes + tables.nbytes
     size = store_size(manifest, found, num_teacher, planned_bytes)

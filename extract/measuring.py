@@ -1,6 +1,6 @@
 """The figures of a short trial, scaled to a whole extraction: images a second, bytes a row, memory.
 
-    found = measure(manifest, backbone, decode, rows, batch_size=64, workers=8, seconds=4)
+    found = measure(work, batch_size=64, seconds=4)
     found.speed.images_a_second, found.bytes_a_row, found.working_bytes
 
 Short trials come first, of batches that grow from a single image to what was asked for, or to what there is
@@ -9,18 +9,12 @@ time for. Memory that grows with the batch is a line through the first trial and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from activault.store import Manifest
-
-from .arithmetic import Arithmetic
-from .backbone import Backbone
-from .capture import Decoded
 from .memory import resident_bytes
-from .trial import Trial, run_trial
+from .trial import Trial, Workload, run_trial
 
 __all__ = ["Measurement", "Speed", "measure"]
 
@@ -66,59 +60,32 @@ class Measurement:
     """Peak memory of a CUDA device at that batch size."""
 
 
-def measure(
-    manifest: Manifest,
-    backbone: Backbone,
-    decode: Callable[[int], Decoded],
-    rows: Sequence[int],
-    *,
-    arithmetic: Arithmetic,
-    batch_size: int,
-    workers: int,
-    seconds: float,
-) -> Measurement:
+def measure(work: Workload, *, batch_size: int, seconds: float) -> Measurement:
     """Run the engine on some rows for about so many seconds.
 
     Args:
-        manifest: of the store.
-        backbone: the teacher, on its device.
-        decode: a row's pixels.
-        rows: rows to take, in this order, again from the first where there are too few.
-        arithmetic: what the teacher computes in.
-        batch_size: images of a batch in the extraction.
-        workers: decoding threads.
+        work: what the extraction does.
+        batch_size: images of a batch in it.
         seconds: for the trial itself; those before it take about as long together.
 
     Raises:
         NonFiniteError, StoreError: as `capture`.
     """
 
-    def trial(batch: int, limit: float) -> Trial:
-        return run_trial(
-            manifest,
-            backbone,
-            decode,
-            rows,
-            arithmetic=arithmetic,
-            batch_size=batch,
-            workers=workers,
-            seconds=limit,
-        )
-
     def affordable(tried: Trial) -> int:
         """Images of a batch of which there are six in the time: five gaps between them give a spread."""
         return max(1, min(batch_size, int(tried.rate * seconds / 6)))
 
     base = resident_bytes()
-    if arithmetic.is_padded:  # a forward of one image is one of all of them
-        single = found = trial(batch := batch_size, seconds)
+    if work.arithmetic.is_padded:  # a forward of one image is one of all of them
+        single = found = run_trial(work, batch := batch_size, seconds)
     else:
-        trial(1, 0.0)  # what happens once, such as starting a device
-        single, batch = (tried := trial(1, 0.0)), 1
+        run_trial(work, 1, 0.0)  # what happens once, such as starting a device
+        single, batch = (tried := run_trial(work, 1, 0.0)), 1
         while (larger := affordable(tried)) > 1.5 * batch:
             # A small shard takes longer a row, so that what it affords is less than what there is time for.
-            batch, tried = larger, trial(larger, 0.0)
-        found = trial(batch, seconds)
+            batch, tried = larger, run_trial(work, larger, 0.0)
+        found = run_trial(work, batch, seconds)
     device, device_of_one = found.stalls.peak_device_bytes, single.stalls.peak_device_bytes
     if device is not None and device_of_one is not None:
         device = _at(batch_size, batch, device_of_one, device)

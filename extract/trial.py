@@ -1,7 +1,7 @@
 """A short trial of an extraction: the engine itself on some rows, and nothing where the store will be.
 
-In: a planned manifest, the teacher, a function that decodes a row, and seconds. Out: images a second with
-their spread, and the bytes that the rows took, layer by layer.
+In: a `Workload` and seconds. Out: images a second with their spread, and the bytes that the rows took, layer
+by layer.
 
 `capture` runs as it does for a store. Its writer claims small shards as long as there is time, encodes each
 by the code that encodes a store's into a folder for temporary files, measures and removes it. What the disk
@@ -36,7 +36,7 @@ from .backbone import Backbone
 from .capture import Decoded, StallTimes, capture
 from .memory import PeakMemory
 
-__all__ = ["Trial", "run_trial", "trial_manifest"]
+__all__ = ["Trial", "Workload", "run_trial", "trial_manifest"]
 
 _MOST_SHARDS: Final = 10_000
 """More than any time is given for."""
@@ -44,6 +44,28 @@ _IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108
 """Linux's folder in memory."""
 _MOST_MEMORY: Final = 1 / 16
 """Share of the memory that a trial's files may take: they count as this job's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Rows of a planned store, and what computes them."""
+
+    manifest: Manifest
+    """Of the store; its number of rows and its grid do not matter to a trial."""
+    backbone: Backbone
+    """The teacher, on its device."""
+    decode: Callable[[int], Decoded]
+    """A row's pixels."""
+    rows: Sequence[int]
+    """The rows to take, in this order, again from the first where there are too few."""
+    arithmetic: Arithmetic
+    """What the teacher computes in."""
+    workers: int
+    """Decoding threads."""
+
+    def decode_again(self, place: int) -> Decoded:
+        """The pixels of the row at a place among `rows`, which have no end."""
+        return self.decode(self.rows[place % len(self.rows)])
 
 
 @dataclass
@@ -193,39 +215,21 @@ def _remedy(folder: Path) -> str:
     return "free space there, or set TMPDIR to another folder"
 
 
-def run_trial(
-    manifest: Manifest,
-    backbone: Backbone,
-    decode: Callable[[int], Decoded],
-    rows: Sequence[int],
-    *,
-    arithmetic: Arithmetic,
-    batch_size: int,
-    workers: int,
-    seconds: float,
-) -> Trial:
-    """Run the engine for about so many seconds on some rows, the first of which come round again at the end.
+def run_trial(work: Workload, batch_size: int, seconds: float) -> Trial:
+    """Run the engine for about so many seconds.
 
     Args:
-        manifest: of the store, whose number of rows and grid do not matter.
-        backbone: the teacher, on its device.
-        decode: a row's pixels.
-        rows: the rows to take, in this order.
-        arithmetic: what the teacher computes in.
+        work: what it does.
         batch_size: images of a batch, and rows that are encoded together.
-        workers: decoding threads.
         seconds: after which no further rows are taken; what is under way is finished.
 
     Raises:
         NonFiniteError, StoreError: as `capture`.
     """
     trial = Trial(shard_rows=batch_size)
-    threads = 1 if backbone.mean.device.type == "cpu" else num_cores()
-    planned = trial_manifest(manifest, trial.shard_rows, threads)
+    threads = 1 if work.backbone.mean.device.type == "cpu" else num_cores()
+    planned = trial_manifest(work.manifest, trial.shard_rows, threads)
     trial.buffer_bytes = shard_bytes(planned)
-
-    def decode_again(row: int) -> Decoded:
-        return decode(rows[row % len(rows)])
 
     # One shard is written while the folder of the one before may not be gone yet; no file takes more.
     quick = _quick_folder(2 * float32_bytes(planned, trial.shard_rows))
@@ -234,11 +238,11 @@ def run_trial(
         writer = _TrialWriter(planned, trial, seconds, Path(folder))
         trial.stalls = capture(
             writer,
-            backbone,
-            decode_again,
+            work.backbone,
+            work.decode_again,
             batch_size=batch_size,
-            workers=workers,
-            arithmetic=arithmetic,
+            workers=work.workers,
+            arithmetic=work.arithmetic,
         )
     trial.peak_host_bytes = memory.host_bytes
     return trial
