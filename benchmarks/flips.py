@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,7 @@ KINDS = {
     "teacher": "teacher/*",
 }
 LAYERS, NUM_ROWS, SHARD_ROWS, CHUNK_ROWS, DIM = (0, 3, 6), 90, 32, 8, 16
-DTYPES: tuple[StoredDtype, ...] = ("bfloat16", "float16", "float32", "int8")
+DTYPES: tuple[StoredDtype, ...] = get_args(StoredDtype)
 _INDEX_BYTES = 16 * (SHARD_ROWS // CHUNK_ROWS) + 4
 
 

@@ -24,23 +24,15 @@ from activault.extract.measuring import measure
 from activault.extract.planning import plan_manifest, plan_table, row_order
 from activault.extract.run import row_decoder
 from activault.extract.trial import Workload
-from activault.store import Manifest, SourceInfo, choose_grid
+from activault.store import Manifest, SourceInfo, StoredDtype, choose_grid
 from activault.store.cores import num_cores
 from activault.store.extent import num_files
 from activault.store.facts import float32_bytes
-from activault.store.manifest import Quantisation
+from activault.store.manifest import PRECISIONS, Compression, Quantisation
 
 TEACHER = "vit_base_patch14_reg4_dinov2.lvd142m"
 IMAGENET = 1_281_167
-FORMS = (
-    ("bfloat16", "blosc"),
-    ("float16", "blosc"),
-    ("float16", "none"),
-    ("float32", "blosc"),
-    ("float32", "none"),
-    ("int8", "blosc"),
-    ("int8", "none"),
-)
+Form = tuple[StoredDtype, Compression]
 
 
 class Imagenet(Listed):
@@ -62,10 +54,10 @@ class Imagenet(Listed):
         return self._images[row % len(self._images)].read_bytes()
 
 
-def bytes_of_float32(backbone: Backbone, folder: Path, form: tuple[str, str], seconds: float) -> float:
+def bytes_of_float32(backbone: Backbone, folder: Path, form: Form, seconds: float) -> float:
     """How many times fewer bytes than float32 the chunks of a dtype take, on the demo teacher."""
     source = open_source(folder)
-    options = ExtractOptions(teacher="demo", dtype=form[0], compression=form[1])  # type: ignore[arg-type]
+    options = ExtractOptions(teacher="demo", dtype=form[0], compression=form[1])
     order = row_order(source, options)
     decode = row_decoder(source, order, backbone, options)
     steps = calibration_for(backbone, decode, len(order), options)
@@ -82,7 +74,7 @@ def bytes_of_float32(backbone: Backbone, folder: Path, form: tuple[str, str], se
     return float32_bytes(manifest, 1) / found.bytes_a_row
 
 
-def planned(teacher: Backbone, num_rows: int, form: tuple[str, str]) -> Manifest:
+def planned(teacher: Backbone, num_rows: int, form: Form) -> Manifest:
     """ViT-B over so many images."""
     layout, num_layers = teacher.layout, teacher.num_blocks + 1
     step = Quantisation(scale=(1.0,) * teacher.dim, offset=(0.0,) * teacher.dim, variance=1.0)
@@ -92,7 +84,7 @@ def planned(teacher: Backbone, num_rows: int, form: tuple[str, str]) -> Manifest
         kinds=layout.kinds,
         num_layers=num_layers,
         dim=teacher.dim,
-        dtype=form[0],  # type: ignore[arg-type]
+        dtype=form[0],
     )
     return Manifest(
         num_rows=num_rows,
@@ -118,7 +110,7 @@ def sizes(folder: Path, num_rows: int, seconds: float) -> Iterator[str]:
     demo = load_backbone("demo")
     yield "| dtype | compression | rows a shard, a chunk | files | TB | against float32 |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    for form in FORMS:
+    for form in PRECISIONS:
         manifest, ratio = planned(teacher, num_rows, form), bytes_of_float32(demo, folder, form, seconds)
         terabytes = float32_bytes(manifest, num_rows) / ratio / 1e12
         grid = f"{manifest.shard_rows}, {manifest.chunk_rows}"

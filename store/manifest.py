@@ -9,7 +9,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, Literal
+from itertools import product
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from .provenance import UNKNOWN, Preprocessing, SourceInfo, StrictModel, Teacher
 __all__ = [
     "FORMAT_VERSION",
     "MOST_SHARD_ROWS",
+    "PRECISIONS",
     "Compression",
     "Detail",
     "Manifest",
@@ -46,6 +48,10 @@ MAX_CHUNK_BYTES: Final = 1 << 30
 MAX_TABLE_BYTES: Final = 4 << 30
 StoredDtype = Literal["bfloat16", "float16", "float32", "int8"]
 Compression = Literal["blosc", "none"]
+PRECISIONS: Final[tuple[tuple[StoredDtype, Compression], ...]] = tuple(
+    pair for pair in product(get_args(StoredDtype), get_args(Compression)) if pair != ("bfloat16", "none")
+)
+"""Each dtype with each compression that a store may have."""
 Detail = StrictStr | StrictBool | StrictInt | StrictFloat | None
 _DETAIL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MOST_DETAILS: Final = 64
@@ -143,7 +149,7 @@ class Manifest(StrictModel):
         return self
 
     def _check_precision(self) -> None:
-        if self.dtype == "bfloat16" and self.compression == "none":
+        if (self.dtype, self.compression) not in PRECISIONS:
             raise ValueError(
                 "bfloat16 takes 4 bytes a value without compression; choose float16, or compression blosc"
             )

@@ -23,7 +23,7 @@ from activault.store.codecs import (
     with_crc,
 )
 from activault.store.decoding import decode_chunk
-from activault.store.manifest import Manifest, Quantisation
+from activault.store.manifest import PRECISIONS, Manifest, Quantisation
 
 from .conftest import MakePlan, make_manifest
 
@@ -46,15 +46,7 @@ def manifest_of(dtype: str, compression: str) -> Manifest:
     )
 
 
-@pytest.fixture(
-    params=[
-        (dtype, compression)
-        for dtype in ("bfloat16", "float16", "float32", "int8")
-        for compression in ("blosc", "none")
-        if (dtype, compression) != ("bfloat16", "none")
-    ],
-    ids="-".join,
-)
+@pytest.fixture(params=PRECISIONS, ids="-".join)
 def manifest(request: pytest.FixtureRequest) -> Manifest:
     return manifest_of(*request.param)
 

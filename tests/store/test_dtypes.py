@@ -12,6 +12,7 @@ import zarrs  # noqa: F401  registers its pipeline
 
 from activault.store import ActivationLoader, ConfigError, NonFiniteError, Store, verify_store
 from activault.store.errors import PrecisionError
+from activault.store.manifest import PRECISIONS
 from activault.store.records import ArrayKey
 
 from .conftest import MakePlan, Plan, make_manifest
@@ -19,9 +20,7 @@ from .plain_zarr import plain_floats
 
 FORMS = [
     pytest.param({"dtype": dtype, "compression": compression}, id=f"{dtype}-{compression}")
-    for dtype in ("bfloat16", "float16", "float32", "int8")
-    for compression in ("blosc", "none")
-    if (dtype, compression) != ("bfloat16", "none")
+    for dtype, compression in PRECISIONS
 ]
 
 

@@ -5,27 +5,19 @@ from __future__ import annotations
 import json
 import re
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import zarr
 
+from activault.store import StoredDtype
 from activault.store.codecs import array_metadata
+from activault.store.manifest import PRECISIONS
 
 from .conftest import MakePlan, make_manifest
 from .plain_zarr import FORMAT as TEXT
 from .plain_zarr import plain_floats
-
-PRECISIONS = [
-    ("bfloat16", "blosc"),
-    ("float16", "blosc"),
-    ("float16", "none"),
-    ("float32", "blosc"),
-    ("float32", "none"),
-    ("int8", "blosc"),
-    ("int8", "none"),
-]
 
 
 def leaves(value: Any, prefix: str = "") -> set[str]:
@@ -60,7 +52,7 @@ def table_of_codecs() -> dict[str, list[str]]:
     return {first.strip("`"): cells for first, *cells in rows if first}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "int8"])
+@pytest.mark.parametrize("dtype", get_args(StoredDtype))
 def test_the_table_of_codecs_is_what_is_written(dtype: str) -> None:
     data_type, fill, how, _ = table_of_codecs()[dtype]
     written = array_metadata(make_manifest(dtype=dtype), "patches")
@@ -88,7 +80,7 @@ def test_other_kinds_of_int8_are_as_bfloat16() -> None:
 
 
 def test_every_dtype_is_in_the_table() -> None:
-    assert set(table_of_codecs()) == {dtype for dtype, _ in PRECISIONS}
+    assert set(table_of_codecs()) == set(get_args(StoredDtype))
 
 
 @pytest.mark.parametrize(("dtype", "compression"), PRECISIONS)
