@@ -29,9 +29,9 @@ from .listing import (
     Listed,
     file_split,
     fingerprint_of,
-    first_repeat,
     folder_split,
     label_of,
+    refuse_repeats,
     reopened,
     with_splits,
 )
@@ -99,12 +99,12 @@ class ParquetImages(Listed):
             if column is None
             else self._own_column(column)
         )
-        if (pair := first_repeat(self.keys)) is not None:
-            first, second = map(self._where, pair)
-            raise ImageSourceError(
-                f"keys name one row each; {self.keys[pair[0]]!r} is in {first} and in {second}; take --keys "
-                "place, which names rows by their file and number"
-            )
+        remedy = "take --keys place, which names rows by their file and number"
+        if names is None:
+            remedy = "rename one of these files"
+        elif self._options.key_column is not None:
+            remedy = "name another column with --key-column, or leave that out and take --keys place"
+        refuse_repeats(self.keys, self._where, remedy)
 
     def _names(self) -> list[str] | None:
         """The images' own names; None where they have none, or are not wanted."""

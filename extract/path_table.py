@@ -31,9 +31,9 @@ from .listing import (
     Column,
     Listed,
     fingerprint_of,
-    first_repeat,
     folder_split,
     label_of,
+    refuse_repeats,
     reopened,
     split_word,
     unreadable,
@@ -59,12 +59,16 @@ class PathTable(Listed):
     Raises:
         ImageSourceError: the table is absent or damaged, has no rows, a path leads out of the root, or a key
             is empty or there twice.
-        ConfigError: a column that is asked for is not there, or none is a path's.
+        ConfigError: a column that is asked for is not there, none is a path's, or there are several tables.
     """
 
     def __init__(self, table: str, options: SourceOptions) -> None:
         self._where, self._options = table, options
-        (file,) = find_files(table, (".csv", ".tsv", ".parquet"))
+        file, *others = find_files(table, (".csv", ".tsv", ".parquet"))
+        if others:
+            raise ConfigError(
+                f"a table of paths is one file; {table} names {1 + len(others)}; join them to one"
+            )
         self._table = _read(file)
         if not len(self._table):
             raise ImageSourceError(f"{file.where} has no rows")
@@ -112,11 +116,8 @@ class PathTable(Listed):
             folders = [folder_split(path) for path in self._paths]
             self._splits = folders
         self.keys = with_splits([name for name in keys if name is not None], folders)
-        if (pair := first_repeat(self.keys)) is not None:
-            raise ImageSourceError(
-                f"keys name one row each; {self.keys[pair[0]]!r} is in rows {pair[0]} and {pair[1]} of "
-                f"{self._where}; leave one out, or name another column with --key-column"
-            )
+        remedy = "leave one out, or name another column with --key-column"
+        refuse_repeats(self.keys, lambda row: f"row {row} of {self._where}", remedy)
 
     def _column_of(self, asked: str | None, usual: Sequence[str], what: str) -> str | None:
         names = self._table.column_names

@@ -117,7 +117,7 @@ def find_files(images: str, endings: Sequence[str]) -> list[SourceFile]:
 
     Raises:
         ImageSourceError: there is no such file, or the place cannot list.
-        ConfigError: a brace range is none.
+        ConfigError: a brace range is none, or a file is named twice.
     """
     storages: dict[str, Folder | Remote] = {}
     found: list[tuple[Folder | Remote, str, str]] = []
@@ -128,8 +128,18 @@ def find_files(images: str, endings: Sequence[str]) -> list[SourceFile]:
                 found.append((storage, name, posixpath.join(parent, name)))
     if not found:
         raise ImageSourceError(f"no file that ends in {' or '.join(endings)} is at {images}")
+    _refuse_repeats([whole for *_, whole in found], images)
     shared = _shared_folder([whole for *_, whole in found])
     return [SourceFile(storage, name, whole[len(shared) :]) for storage, name, whole in found]
+
+
+def _refuse_repeats(wholes: Sequence[str], images: str) -> None:
+    seen = set[str]()
+    for whole in wholes:
+        place = whole if is_url(whole) else os.path.abspath(whole)  # noqa: PTH100  (a Path keeps `..`)
+        if place in seen:
+            raise ConfigError(f"a source has each of its files once; {whole} is there twice in {images}")
+        seen.add(place)
 
 
 def source_name(images: str) -> str:

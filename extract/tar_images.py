@@ -24,7 +24,7 @@ from activault.store.errors import ConfigError, ImageSourceError
 from activault.store.provenance import SourceInfo
 
 from .decode import EXTENSIONS, BadImage
-from .listing import Listed, file_split, fingerprint_of, first_repeat, folder_split, reopened, with_splits
+from .listing import Listed, file_split, fingerprint_of, folder_split, refuse_repeats, reopened, with_splits
 from .options import SourceOptions
 from .places import SourceFile, find_files, reading, source_name
 from .tar_index import TarIndex, index_tar
@@ -35,6 +35,11 @@ __all__ = ["TarImages"]
 Progress = Callable[[int, int], None]
 _AT_ONCE: Final = 4
 """Tars that are indexed at one time."""
+_REMEDIES: Final = {
+    "name": "take --keys place, which names rows by their tar and number",
+    "place": "rename one of these tars",
+}
+"""Where keys repeat, by what they are."""
 
 
 class TarImages(Listed):
@@ -64,7 +69,7 @@ class TarImages(Listed):
                 f"no sample has the label column {options.label_column!r}; it is cls, txt, or a field of the "
                 "samples' JSON"
             )
-        self._refuse_repeats()
+        refuse_repeats(self.keys, self._where, _REMEDIES[options.keys])
 
     def _list(self, indices: Sequence[TarIndex]) -> None:
         keys, labels, splits = list[str](), list[str | None](), list[str | None]()
@@ -87,16 +92,8 @@ class TarImages(Listed):
         self._tar_of, self._offsets, self._sizes = (np.ascontiguousarray(column) for column in table.T)
         self.keys, self.labels, self._splits, self.faults = with_splits(keys, splits), labels, splits, faults
 
-    def _refuse_repeats(self) -> None:
-        if (pair := first_repeat(self.keys)) is None:
-            return
-        first, second = (
-            f"{self._files[self._tar_of[row]].where} at byte {self._offsets[row]}" for row in pair
-        )
-        raise ImageSourceError(
-            f"keys name one row each; {self.keys[pair[0]]!r} is in {first} and in {second}; take --keys "
-            "place, which names rows by their tar and number"
-        )
+    def _where(self, row: int) -> str:
+        return f"{self._files[self._tar_of[row]].where} at byte {self._offsets[row]}"
 
     @cached_property
     def info(self) -> SourceInfo:

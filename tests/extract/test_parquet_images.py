@@ -92,6 +92,12 @@ def test_a_key_column(tmp_path: Path) -> None:
         open_source(path, SourceOptions(key_column="hole"))
 
 
+def test_keys_of_a_column_that_repeat(tmp_path: Path) -> None:
+    path = make(tmp_path / "x.parquet", 3, number=[7, 8, 7])
+    with pytest.raises(ImageSourceError, match=r"'7' is in .*row 0 and in .*row 2; name another column with"):
+        open_source(path, SourceOptions(key_column="number"))
+
+
 def test_plain_bytes_and_other_columns(tmp_path: Path) -> None:
     table = pa.table({"jpg": pa.array([picture(0), picture(1)], pa.large_binary()), "hue": [0.5, None]})
     pq.write_table(table, tmp_path / "x.parquet")

@@ -107,10 +107,16 @@ def test_keys_that_repeat_name_both_rows(photos: Path) -> None:
     rows = [("class0/0.png", "a"), ("class1/1.png", "b"), ("class0/0.png", "c")]
     table = write_csv(photos / "list.csv", ("path", "id"), rows)
     with pytest.raises(
-        ImageSourceError, match=r"'class0/0\.png' is in rows 0 and 2 of .*; leave one out, or"
+        ImageSourceError, match=r"'class0/0\.png' is in row 0 of .* and in row 2 of .*; leave one out, or"
     ):
         open_source(table)
     assert open_source(table, SourceOptions(key_column="id")).keys == ["a", "b", "c"]
+
+
+def test_several_tables_are_refused(photos: Path) -> None:
+    tables = [write_csv(photos / f"{name}.csv", ("path",), [(f"class0/{name}.png",)]) for name in "01"]
+    with pytest.raises(ConfigError, match=r"a table of paths is one file; .*1\.csv names 2; join them"):
+        open_source("::".join(map(str, tables)))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tarfile
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -190,6 +191,20 @@ def test_several_paths_are_taken_in_the_order_they_are_written(tmp_path: Path) -
         tar(tmp_path / name)
     files = find_files(f"{tmp_path}/b/2.tar::{tmp_path}/a/*.tar", (".tar",))
     assert [file.name for file in files] == ["b/2.tar", "a/0.tar", "a/1.tar"]
+
+
+@pytest.mark.parametrize(
+    "images",
+    ["{0}/a.tar::{0}/a.tar", "{0}/{{a,b,a}}.tar", "{0}::{0}/a.tar", "{0}/b.tar::{0}/./a.tar::{0}/*.tar"],
+)
+@pytest.mark.parametrize("keys", ["name", "place"])
+def test_a_file_that_is_named_twice_is_refused(
+    tmp_path: Path, images: str, keys: Literal["name", "place"]
+) -> None:
+    for name in "ab":
+        tar(tmp_path / f"{name}.tar")
+    with pytest.raises(ConfigError, match=r"each of its files once; .*/[ab]\.tar is there twice in "):
+        open_source(images.format(tmp_path), SourceOptions(kind="tar", keys=keys))
 
 
 def test_a_path_with_braces_in_it_that_is_there_is_itself(tmp_path: Path) -> None:

@@ -144,6 +144,13 @@ def test_a_key_in_two_tars_names_both_and_may_be_named_by_place(tmp_path: Path) 
     ]
 
 
+def test_places_that_two_tars_share_are_told_by_their_names(tmp_path: Path) -> None:
+    for name in ("x", "x.tar"):
+        write_samples(tmp_path / name, [("a", {"png": picture(0)})])
+    with pytest.raises(ImageSourceError, match=r"'x/0000000' is in .*/x at .*x\.tar at .*; rename one of"):
+        open_source(f"{tmp_path}/x::{tmp_path}/x.tar", SourceOptions(kind="tar", keys="place"))
+
+
 def test_members_of_one_key_that_do_not_follow_one_another_are_two_samples(tmp_path: Path) -> None:
     members = [("a.png", b"1"), ("b.png", b"2"), ("a.cls", b"3")]
     path = write_members(tmp_path / "x.tar", members)
