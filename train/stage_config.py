@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from .losses import LossKind, TokenWeights
+from .schedule import ScheduleKind
 
 __all__ = ["Precision", "Stage1Config", "Stage2Config", "StageConfig"]
 
@@ -50,6 +51,8 @@ class StageConfig(BaseModel):
     """Steps from 0 to the peak."""
     floor: float = Field(default=1e-6, ge=0, allow_inf_nan=False)
     """Learning rate at the end of the cosine."""
+    schedule: ScheduleKind = "cosine"
+    """Warm-up and cosine from the first update on, or one update ahead, as in the published code (parity)."""
     clip: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Largest norm of a step's gradient."""
     ema_decay: float = Field(default=0.0, ge=0, lt=1)

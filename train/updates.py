@@ -78,6 +78,7 @@ class Updates:
             peak=config.learning_rate,
             warmup_steps=config.warmup_steps,
             floor=config.floor,
+            kind=config.schedule,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate

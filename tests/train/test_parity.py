@@ -1,8 +1,7 @@
-"""The paper's recipes against the published method, written down once more from the formulas.
+"""The paper's recipes against the published method (`published.py`): layers, losses, gradients, fresh blocks.
 
-The reference's block is put together here from PyTorch's own parts (`MultiheadAttention`, `Sequential`), its
-two passes as plain loops, all in float64; the recipe's own table of the model makes ours. Same weights and
-batch: same layers, same losses, same gradients.
+The recipe's own table of the model makes ours. Same weights and batch: same layers, same losses, same
+gradients. What updates make of them is in `test_parity_updates.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from activault.store.layout import TokenLayout
 from activault.train.blocks import RecurrentBlock
@@ -21,63 +20,11 @@ from activault.train.raptor import Raptor, RaptorConfig
 from activault.train.recipe import TrainRecipe, load_recipe
 from activault.train.schedule import annealed_weight
 
+from .published import PublishedBlock, PublishedStage, published, published_name
+
 RECIPES = Path(__file__).parents[2] / "recipes"
 DIM, HEADS, LAYERS = 24, 4, 12
 LAYOUT = TokenLayout(num_cls=1, num_registers=4, grid=(2, 3))
-
-
-class Gate(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        gate, value = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
-        return gate * torch.sigmoid(gate) * value
-
-
-class PublishedBlock(nn.Module):
-    """Pre-norm attention and gated MLP, 4 dim wide, LayerScale, three factors from the layer's number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before_attention, self.before_mlp = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
-        self.attention = nn.MultiheadAttention(DIM, HEADS, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(DIM, 8 * DIM), Gate(), nn.Linear(4 * DIM, DIM))
-        self.scales = nn.ParameterList([torch.full((DIM,), 1e-5), torch.full((DIM,), 1e-5)])
-        self.layer = nn.Sequential(nn.Linear(1, 16), nn.SiLU(), nn.Linear(16, 3 * DIM))
-
-    def forward(self, x: Tensor, layer: int) -> Tensor:
-        number = torch.tensor([float(layer)], dtype=x.dtype)
-        first, second, third = (1 + self.layer(number)).split(DIM)
-        normed = self.before_attention(x)
-        x = x + first * (self.scales[0] * self.attention(normed, normed, normed, need_weights=False)[0])
-        x = x + second * (self.scales[1] * self.mlp(self.before_mlp(x)))
-        return third * x
-
-
-NAMES = {
-    "norm1": "before_attention",
-    "norm2": "before_mlp",
-    "attn.qkv.weight": "attention.in_proj_weight",
-    "attn.qkv.bias": "attention.in_proj_bias",
-    "attn.proj": "attention.out_proj",
-    "mlp.fc1": "mlp.0",
-    "mlp.fc2": "mlp.2",
-    "ls1.gamma": "scales.0",
-    "ls2.gamma": "scales.1",
-    "depth.fc1": "layer.0",
-    "depth.fc2": "layer.2",
-}
-"""Ours -> the published block's."""
-
-
-def published_name(ours: str) -> str:
-    stem = next(name for name in NAMES if ours == name or ours.startswith(f"{name}."))
-    return NAMES[stem] + ours[len(stem) :]
-
-
-def published(block: RecurrentBlock) -> PublishedBlock:
-    """The published block with ours's weights."""
-    made = PublishedBlock().double()
-    made.load_state_dict({published_name(name): tensor for name, tensor in block.state_dict().items()})
-    return made
 
 
 def model_of(recipe: TrainRecipe) -> Raptor:
@@ -90,36 +37,6 @@ def model_of(recipe: TrainRecipe) -> Raptor:
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, mean=float("norm" in name and "weight" in name), std=0.2)
     return model
-
-
-def error(made: Tensor, target: Tensor, weights: TokenWeights | None) -> Tensor:
-    """The published loss of one layer, (rows, tokens, dim)."""
-    if weights is None:
-        return ((made - target) ** 2).mean()
-    parts = [
-        ((made[:, span] - target[:, span]) ** 2).mean() for span in (slice(0, 1), slice(1, 5), slice(5, 11))
-    ]
-    return weights.cls * parts[0] + weights.registers * parts[1] + weights.patches * parts[2]
-
-
-def published_losses(
-    blocks: list[PublishedBlock],
-    cuts: tuple[int, ...],
-    tokens: Tensor,
-    start: int,
-    weights: TokenWeights | None,
-) -> tuple[Tensor, Tensor]:
-    """Teacher-forced and autoregressive loss of layers start+1 .. start+n."""
-    num = tokens.shape[1] - 1
-    forced, rolled = [], []
-    x = tokens[:, 0]
-    for step in range(num):
-        layer = start + step + 1
-        block = blocks[sum(layer > cut for cut in cuts)]
-        forced.append(error(block(tokens[:, step], layer), tokens[:, step + 1], weights))
-        x = block(x, layer)
-        rolled.append(error(x, tokens[:, step + 1], weights))
-    return torch.stack(forced).mean(), torch.stack(rolled).mean()
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])
@@ -140,9 +57,12 @@ def test_losses_and_gradients_are_the_published_ones(k: int, stage: str, step: i
     given = weights if isinstance(weights, TokenWeights) else None
     tokens = torch.randn(2, stop - start + 1, LAYOUT.num_tokens, DIM, dtype=torch.float64)
 
-    forced, rolled = published_losses(blocks, recipe.cuts or (), tokens, start, given)
+    number = {"first phase": 0, "last phase": k - 1, "closed loop": None}[stage]
+    theirs = PublishedStage(
+        cuts=recipe.cuts or (), number=number, start=start, layout=LAYOUT, steps=312_500, warmup=10_000
+    )
     assert forcing == {0: 1.0, 20_000: 1 - 20_000 / 78_125, 200_000: 0.0}[step] or stage == "closed loop"
-    expected = forcing * forced + (1 - forcing) * rolled
+    expected = theirs.loss(blocks, tokens, step)
     loss = mixture_loss(
         model,
         tokens,
@@ -155,9 +75,9 @@ def test_losses_and_gradients_are_the_published_ones(k: int, stage: str, step: i
     expected.backward()
     compared = 0
     for number, block in enumerate(model.blocks):
-        theirs = dict(blocks[number].named_parameters())
+        own = dict(blocks[number].named_parameters())
         for name, parameter in block.named_parameters():
-            wanted = theirs[published_name(name)].grad
+            wanted = own[published_name(name)].grad
             assert (parameter.grad is None) == (wanted is None), name
             if wanted is not None:
                 torch.testing.assert_close(parameter.grad, wanted, rtol=1e-8, atol=1e-10, msg=name)
@@ -191,7 +111,7 @@ def test_random_blocks_are_drawn_as_the_published_ones() -> None:
     """Means and deviations of every tensor of 100 fresh blocks of each."""
     torch.manual_seed(0)
     ours = [RecurrentBlock(DIM, HEADS, mlp="swiglu", eps=1e-5, random_init="reference") for _ in range(100)]
-    theirs = [PublishedBlock() for _ in range(100)]
+    theirs = [PublishedBlock(DIM, HEADS) for _ in range(100)]
     for block in theirs:
         nn.init.normal_(block.layer[2].weight, std=1e-4)
         nn.init.normal_(block.layer[2].bias, std=1e-4)

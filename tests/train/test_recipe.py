@@ -50,9 +50,9 @@ def test_every_recipe_that_comes_with_the_project_loads(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "cuts"), [("k2", [7]), ("k3", [7, 10]), ("k4", [4, 7, 10])])
-def test_the_papers_recipes_are_the_defaults_but_for_the_model(name: str, cuts: list[int]) -> None:
+def test_the_papers_recipes_are_the_defaults_but_for_model_and_schedule(name: str, cuts: list[int]) -> None:
     paper = load_recipe(next(file for file in RECIPES if file.stem == f"paper_{name}"))
-    steps = {"steps": 312_500}
+    steps = {"steps": 312_500, "schedule": "reference"}
     model = {"depth": "raw", "mlp": "swiglu", "eps": 1e-5, "random_init": "reference"}
     assert paper == parse_recipe(
         {"store": "imagenet.zarr", "cuts": cuts, "model": model, "stage1": steps, "stage2": steps}

@@ -25,6 +25,34 @@ def test_published_schedule(step: int, rate: float) -> None:
     assert learning_rate_at(step, **PLAN) == pytest.approx(rate, rel=1e-12, abs=1e-18)
 
 
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (0, 3e-4 / 9_999),
+        (4_999, 3e-4 * 5_000 / 9_999),
+        (9_998, 3e-4),
+        (9_999, 3e-4),
+        (161_249, (3e-4 + 1e-6) / 2),
+        (312_499, 1e-6),
+        (400_000, 1e-6),
+    ],
+    ids=["first", "half-warm", "peak", "peak-again", "middle", "last", "after"],
+)
+def test_the_published_codes_schedule_is_one_update_ahead(step: int, rate: float) -> None:
+    """Its `step()` comes before the optimiser's, and its table of a warm-up holds both ends."""
+    assert learning_rate_at(step, **PLAN, kind="reference") == pytest.approx(rate, rel=1e-12)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2])
+def test_the_published_codes_schedule_without_a_warmup_to_speak_of(warmup: int) -> None:
+    rates = [
+        learning_rate_at(step, steps=4, peak=1.0, warmup_steps=warmup, floor=0.0, kind="reference")
+        for step in range(4)
+    ]
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[0] == 1.0, rates[-1]) == (warmup > 0, pytest.approx(0))
+
+
 def test_rises_then_falls() -> None:
     rates = [learning_rate_at(step, steps=100, peak=1.0, warmup_steps=10, floor=0.1) for step in range(100)]
     assert rates[:11] == sorted(rates[:11])
