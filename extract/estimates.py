@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from activault.store import Manifest, StoreMismatchError, open_store
+from activault.store import Manifest, open_store
 from activault.store.cores import num_cores
-from activault.store.differences import first_difference, spoken
 from activault.store.places import as_place, open_storage
-from activault.store.presence import is_finished, nothing_finished
+from activault.store.presence import is_finished
 from activault.store.root import read_root
 
 from .backbone import Backbone, load_backbone
@@ -236,16 +235,7 @@ def _planned(
         StoreMismatchError: another store is there.
     """
     steps = calibration_for(backbone, decode, len(order), options, _QUICK_CALIBRATION_ROWS)
-    manifest = plan_manifest(source, len(order), backbone, options, lambda: there, steps)
-    difference = None if there is None else first_difference(there.manifest, manifest)
-    if there is not None and difference is not None:
-        name, old, new = difference
-        raise StoreMismatchError(
-            f"{there.path} was planned differently: {name} is {spoken(old)} there and {spoken(new)} here; "
-            "choose another path, or ask for what is there"
-            f"{nothing_finished(open_storage(there.path), there.manifest)}"
-        )
-    return manifest
+    return plan_manifest(source, len(order), backbone, options, lambda: there, steps)
 
 
 def _teacher_files(backbone: Backbone, options: ExtractOptions) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from activault.store import (
     parse_kinds,
     parse_layers,
 )
+from activault.store.differences import first_difference, spoken
 from activault.store.manifest import Detail
 from activault.store.places import open_storage
 from activault.store.presence import nothing_finished
@@ -28,6 +29,7 @@ from activault.store.root import read_root
 from activault.store.writers import is_free
 
 from .architectures import teacher_rules
+from .flags import as_option, asked_with
 from .listing import ImageSource
 from .options import ExtractOptions
 from .order import Rows, selection_details
@@ -42,6 +44,7 @@ __all__ = [
     "mismatch",
     "planned_at",
     "refuse_other_choice",
+    "refuse_other_manifest",
     "refuse_other_request",
     "row_seed",
 ]
@@ -172,10 +175,23 @@ def choice_details(options: ExtractOptions) -> dict[str, Detail]:
     return {"max_pixels": options.max_pixels, **selection, **options.arithmetic.details}
 
 
+def refuse_other_manifest(there: Planned, manifest: Manifest) -> None:
+    """Hold a store's whole plan against the one of a request.
+
+    Raises:
+        StoreMismatchError: a field differs.
+    """
+    difference = first_difference(there.manifest, manifest)
+    if difference is not None:
+        raise mismatch(there, *difference)
+
+
 def mismatch(there: Planned | Store, field: str, old: object, new: object) -> StoreMismatchError:
     """The error of a field that differs, with what to do."""
-    dropped = nothing_finished(open_storage(there.path), there.manifest)
+    name, *values = as_option(field, old, new)
+    has, wanted = ("not given" if value is None else spoken(value) for value in values)
+    more = nothing_finished(open_storage(there.path), there.manifest) or _GROWTH.get(name, "")
     return StoreMismatchError(
-        f"{there.path} was planned differently: {field} is {old!r} there and {new!r} here; "
-        f"choose another path, or ask for what is there{dropped or _GROWTH.get(field, '')}"
+        f"{there.path} was planned differently: {name} is {has} there and {wanted} here; choose another "
+        f"path, or ask for what is there{asked_with(name, values[0])}{more}"
     )

@@ -27,7 +27,15 @@ from .backbone import Backbone
 from .calibration import Calibrate
 from .listing import ImageSource
 from .machine import memory_bytes
-from .matching import Planned, asked, choice_details, mismatch, refuse_other_choice, row_seed
+from .matching import (
+    Planned,
+    asked,
+    choice_details,
+    mismatch,
+    refuse_other_choice,
+    refuse_other_manifest,
+    row_seed,
+)
 from .options import ExtractOptions
 from .order import Rows, chosen_rows
 from .tokens import parse_patches
@@ -94,7 +102,7 @@ def plan_manifest(
 
     Raises:
         ConfigError: options do not fit the teacher or each other.
-        StoreMismatchError: another store is there (found out here where it saves the calibration).
+        StoreMismatchError: another store is there.
     """
     there = existing()
     part = there.manifest if there is not None and repairing else None
@@ -110,7 +118,7 @@ def plan_manifest(
     told = {"license": "unknown", "citation": ""}
     if there is not None:
         told = {"license": there.manifest.license, "citation": there.manifest.citation}
-    return Manifest(
+    manifest = Manifest(
         num_rows=num_rows,
         layers=layers,
         kinds=kinds,
@@ -129,6 +137,9 @@ def plan_manifest(
         citation=told["citation"] if options.citation is None else options.citation,
         details=tuple(sorted((choice_details(options) | _teacher_details(backbone)).items())),
     )
+    if there is not None:
+        refuse_other_manifest(there, manifest)
+    return manifest
 
 
 def _grid(

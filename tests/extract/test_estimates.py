@@ -127,7 +127,7 @@ def test_of_a_finished_store_nothing_is_left(
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"seed": 1}, StoreMismatchError, "row_seed is 0 there and 1 here"),
+        ({"seed": 1}, StoreMismatchError, "seed is 0 there and 1 here"),
         ({"layers": "0"}, StoreMismatchError, "layers is"),
         ({"layers": "0-7"}, ConfigError, "layer 7 in '0-7' is out of range"),
         ({"weights": Path("/absent.pth")}, WeightsError, "there is no weights file at"),

@@ -113,7 +113,7 @@ def test_a_plan_of_another_store_and_other_requests_are_refused(
     plan = plan_repair(verify_store(tmp_path / "a.zarr", deep=True))
     with pytest.raises(StoreMismatchError, match="the plan is of another store"):
         repair(folder, tmp_path / "b.zarr", changed(options, seed=1), plan)
-    with pytest.raises(StoreMismatchError, match="row_seed is 0 there and 1 here"):
+    with pytest.raises(StoreMismatchError, match="seed is 0 there and 1 here"):
         repair(folder, tmp_path / "a.zarr", changed(options, seed=1), plan)
     assert open_store(tmp_path / "b.zarr").digest == digest
     assert (tmp_path / "a.zarr" / "shards" / "00000.json").exists(), (

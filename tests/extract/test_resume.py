@@ -148,7 +148,10 @@ def test_a_finished_store_of_a_named_teacher_is_known_without_its_weights(
     [
         ({"teacher": "test_vit3"}, "teacher is 'test_vit' there and 'test_vit3' here"),
         ({"teacher": "demo"}, "teacher is 'test_vit' there and 'demo' here"),
-        ({"image_size": 64, "resize": 64}, r"image_size is \(32, 32\) there and \(64, 64\) here"),
+        (
+            {"image_size": 64, "resize": 64},
+            r"image_size is \(32, 32\) there and \(64, 64\) here; .* with --image-size 32x32$",
+        ),
         ({"resize": None}, "resize is 32 there and 37 here"),
         ({"layers": "0-3"}, r"layers is \(0, 6\) there and \(0, 1, 2, 3\) here"),
         ({"tokens": "cls"}, "tokens is .* here"),
@@ -185,9 +188,9 @@ def test_other_images_for_a_finished_store(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"seed": 1}, "row_seed is 0 there and 1 here"),
+        ({"seed": 1}, "seed is 0 there and 1 here"),
         ({"layers": "1-2"}, "layers is"),
-        ({"limit": 4}, "num_rows is"),
+        ({"limit": 4}, "rows is 9 there and 4 here"),
     ],
     ids=["seed", "layers", "limit"],
 )

@@ -44,15 +44,27 @@ def test_conditions_and_a_limit(make_folder: MakeFolder, tmp_path: Path, options
 @pytest.mark.parametrize(
     ("first", "then", "message"),
     [
-        ({"where": ("label=class0",)}, {"where": ("label=class1",)}, "where is 'label=class0' there and"),
-        ({"where": ("label=class0",)}, {}, "where is 'label=class0' there and None here"),
-        ({}, {"where": ("label=class0",)}, "where is None there and 'label=class0' here"),
-        ({}, {"limit": 9}, "there and 9 here"),
-        ({"order": "kept"}, {}, "is None there and 0 here"),
-        ({}, {"seed": 1}, "is 0 there and 1 here"),
-        ({}, {"max_pixels": 10_000}, "max_pixels is 67108864 there and 10000 here"),
+        (
+            {"where": ("label=class0",)},
+            {"where": ("label=class1",)},
+            "'label=class0' there and 'label=class1' here; .* with --where label=class0",
+        ),
+        ({"where": ("label=class0",)}, {}, "where is 'label=class0' there and not given here"),
+        (
+            {},
+            {"where": ("label=class0",)},
+            "not given there and 'label=class0' here; .* without --where$",
+        ),
+        ({}, {"limit": 9}, "rows is 18 there and 9 here; .* ask for what is there; more images"),
+        ({"order": "kept"}, {}, "order is 'kept' there and 'shuffled' here; .* with --order kept$"),
+        ({}, {"seed": 1}, "seed is 0 there and 1 here; .* there with --seed 0$"),
+        (
+            {},
+            {"max_pixels": 10_000},
+            "is 67108864 there and 10000 here; .* with --max-pixels 67108864$",
+        ),
         ({}, {"orientation": "exif"}, "orientation is 'stored' there and 'exif' here"),
-        ({"split": "train"}, {}, "split is 'train' there and None here"),
+        ({"split": "train"}, {}, "split is 'train' there and not given here; .* with --split train$"),
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, dict) else None,
 )

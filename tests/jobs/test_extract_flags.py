@@ -41,7 +41,8 @@ def test_mean_and_deviation(
     assert activault("extract", images, path, *first, *flags).status == 0
     answer = activault("extract", images, path, *first, *flags[:4])
     assert answer.status == 1
-    assert "preprocessing.std is [0.27, 0.26, 0.28] there and [0.5" in answer.error_line
+    assert "std is [0.27, 0.26, 0.28] there and [0.5" in answer.error_line
+    assert answer.error_line.endswith("ask for what is there with --std 0.27 0.26 0.28")
     assert activault("extract", images, tmp_path / "t.zarr", *first).status == 0
     assert open_store(tmp_path / "t.zarr").arrays_digest != open_store(path).arrays_digest
     weights = teacher[teacher.index("--weights") + 1]

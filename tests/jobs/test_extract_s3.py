@@ -69,7 +69,7 @@ def test_a_store_in_a_bucket_is_the_store_on_disk(
     assert activault("verify", url, "--deep", "--complete").status == 0
     refused = activault(*arguments[:-1], "6")
     assert refused.status == 1
-    assert f"{url} was planned differently: num_rows is 8 there and 6 here" in refused.error_line
+    assert f"{url} was planned differently: rows is 8 there and 6 here" in refused.error_line
 
 
 def test_what_is_interrupted_is_an_unfinished_store_that_goes_on(
