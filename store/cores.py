@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
-__all__ = ["in_threads", "memory_bytes", "num_cores"]
+__all__ = ["available_bytes", "in_threads", "memory_bytes", "num_cores"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
 _GROUPS: Final = Path("/sys/fs/cgroup")
+_MEMORY: Final = Path("/proc/meminfo")
 
 
 def num_cores() -> int:
@@ -45,20 +47,55 @@ def memory_bytes(
         own_groups: Linux's list of the control groups that this process is in.
         groups: where those are.
     """
-    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_group_limits(own_groups, groups)]
+    sizes = [
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        *(limit for _, limit in _limited_groups(own_groups, groups)),
+    ]
     of_job = environment.get("SLURM_MEM_PER_NODE", "")
     if of_job.isdecimal() and int(of_job):  # 0 is all of a node
         sizes.append(int(of_job) << 20)
     return min(sizes)
 
 
-def _group_limits(own_groups: Path, groups: Path) -> Iterator[int]:
-    """Bytes that control groups may take: this process's, and those that they are in."""
+def available_bytes(
+    environment: Mapping[str, str] = os.environ,
+    own_groups: Path = _OWN_GROUPS,
+    groups: Path = _GROUPS,
+    memory: Path = _MEMORY,
+) -> int:
+    """Memory that can still be had: what files are kept in counts, what processes have taken does not.
+
+    Args:
+        environment: see `memory_bytes`.
+        own_groups: see `memory_bytes`.
+        groups: see `memory_bytes`.
+        memory: Linux's account of the machine's memory; elsewhere half of it is taken to be available.
+    """
+    there = memory_bytes(environment, own_groups, groups)
+    left = [limit - _taken(folder) for folder, limit in _limited_groups(own_groups, groups)]
+    of_machine = re.search(r"^MemAvailable: +([0-9]+) kB$", _text(memory), re.MULTILINE)
+    left.append(int(of_machine[1]) << 10 if of_machine else there // 2)
+    return max(0, min(there, *left))
+
+
+def _taken(group: Path) -> int:
+    """Bytes that processes of a control group have taken, without files that could be read again."""
+    is_second = (group / "memory.max").is_file()
+    used = _text(group / ("memory.current" if is_second else "memory.usage_in_bytes")).strip()
+    files = re.findall(r"^(?:in)?active_file ([0-9]+)$", _text(group / "memory.stat"), re.MULTILINE)
+    return max(0, int(used) - sum(map(int, files))) if used.isdecimal() else 0
+
+
+def _text(file: Path) -> str:
     try:
-        lines = own_groups.read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
+        return file.read_text()
+    except OSError:  # not Linux, or not for us to see
+        return ""
+
+
+def _limited_groups(own_groups: Path, groups: Path) -> Iterator[tuple[Path, int]]:
+    """Control groups with a limit, this process's and those that they are in, and the bytes they may take."""
+    for line in _text(own_groups).splitlines():
         _, controllers, own = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -69,4 +106,4 @@ def _group_limits(own_groups: Path, groups: Path) -> Iterator[int]:
             if folder.is_relative_to(root) and (folder / name).is_file():
                 limit = (folder / name).read_text().strip()
                 if limit.isdecimal():  # else `max`
-                    yield int(limit)
+                    yield folder, int(limit)

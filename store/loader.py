@@ -9,14 +9,15 @@ On several devices every rank makes the same loader but for `rank`; they need no
 
     ActivationLoader(store, ..., rank=rank, world=world, drop_last=True)
 
-The order of the rows comes from `plan.py`, a rank's part of it from `turns.py`; reading is in `prefetch.py`
-and `pools.py`. Memory is used again once every tensor that looks into it is gone; keeping batches is safe and
-only takes more of it: where `dtype` is what the store holds, a batch that is kept keeps its whole pool.
+The order of the rows comes from `plan.py` and `mixing.py`, a rank's part of it from `turns.py`; reading is in
+`prefetch.py` and `pools.py`. Memory is used again once every tensor that looks into it is gone; keeping
+batches is safe and only takes more of it: where `dtype` is what the store holds, they keep their whole pools.
 """
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -29,6 +30,7 @@ from .batches import Batch, PinnedMemory, RecycledMemory
 from .codecs import held_type
 from .errors import ConfigError
 from .loader_state import LoaderState, loadable_rows, position_of, whole
+from .mixing import Mixing, choose_mixing, shortcomings
 from .plan import EpochPlan, plan_epoch
 from .pools import Pools
 from .prefetch import Execution
@@ -41,10 +43,6 @@ from .turns import Turn
 __all__ = ["ActivationLoader", "Batch"]
 
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
-_UNITS: Final = 64
-"""Chunks or parts of chunks in a pool from which on batches of 64 are as well mixed as by a full shuffle,
-whatever the order of the rows; see docs/decisions.md."""
-_MOST_READS: Final = 4
 
 
 class ActivationLoader:
@@ -55,8 +53,8 @@ class ActivationLoader:
         layers: layers of a batch, in the order wanted.
         tokens: `"all"`, `"cls,patches"` or a sequence of kinds.
         batch_size: rows a batch of this rank; `world` times as many are taken at a step.
-        seed: of the order, which depends on it, the epoch, the rows (or their weights), the pool and
-            `reads_per_chunk` alone: neither on the batch size nor on the number of ranks.
+        seed: of the order, which depends on it, the epoch, the rows (or their weights) and how they are mixed
+            alone: neither on the batch size, nor on the number of ranks, nor on a machine's memory.
         rows: which rows; every valid row by default.
         shuffle: False gives the rows in ascending order.
         drop_last: leave out a last batch, of all ranks together, that is smaller. Otherwise it is shared out
@@ -65,16 +63,20 @@ class ActivationLoader:
         num_threads: threads that read ahead; 0 reads in the caller's thread. By default two more than cores,
             at most 10, since some wait for the disk, and as many as pay where a store is far away.
         pool_bytes: memory for rows that wait for their batch, of all ranks together, kept from epoch to
-            epoch. Half is drawn from while half is filled; rows mix within a half. Up to three batches come
-            on top of it, for each rank. One rank reads every chunk once an epoch; of several, neighbours
-            share a chunk of each pool and both read it: about (world - 1) / (chunks in half a pool) more.
+            epoch: half is drawn from while half is filled. Up to three batches come on top of it, for each
+            rank. By default 1 GiB, or where `mixed_rows` needs more, up to a quarter of the memory that is
+            available to this process. In stores that were shuffled when they were planned rows mix within
+            half of it: there the order depends on it.
+        mixed_rows: rows of a step of all ranks that are to be mixed as by a full shuffle. In stores whose
+            rows are in their source's order as many chunks are drawn from at a time, and the order depends
+            on it. Where they do not fit into half of `pool_bytes` every chunk is read several times an epoch,
+            and otherwise once; of several ranks, neighbours share a chunk and both read it.
         dtype: of the tokens: float32, or bfloat16 or float16, which halve what is copied to a device and
             come without a copy where the store holds them so.
         rank: which of the ranks this is, from 0.
         world: how many ranks there are.
-        reads_per_chunk: parts that the rows of a chunk are spread over through the epoch. Bytes are read so
-            many times as often, and rows mix so many times as widely. By default 1 where the store's rows
-            were shuffled when it was planned; else what brings 64 parts into a pool, at most 4.
+        reads_per_chunk: parts that the rows of a chunk are spread over through the epoch, 1 by default. Bytes
+            are read so many times as often, and rows mix so many times as widely.
         weights: (store.num_rows,) how often a row is drawn, relative to others; an epoch is as many draws as
             there are rows, with replacement. See `sampling.py`.
         balanced: draw so that each class comes as often as any other, in place of `weights`.
@@ -97,7 +99,8 @@ class ActivationLoader:
         shuffle: bool = True,
         drop_last: bool = False,
         num_threads: int | None = None,
-        pool_bytes: int = 1 << 30,
+        pool_bytes: int | None = None,
+        mixed_rows: int = 64,
         dtype: torch.dtype = torch.float32,
         rank: int = 0,
         world: int = 1,
@@ -126,19 +129,29 @@ class ActivationLoader:
         self.dtype = dtype
         self.world = whole("world", world, 1)
         self.rank = whole("rank", rank, 0, self.world)
-        self.pool_rows = max(1, whole("pool_bytes", pool_bytes, 1) // (2 * self._row_bytes))
-        self.reads_per_chunk = self._reads_per_chunk(reads_per_chunk)
         self._weights = self._checked_weights(weights, balanced)
         self._pin_memory = pin_memory
         if len(self) == 0:
             raise ConfigError(
                 f"{len(self.rows)} rows make no batch of {self.batch_size * self.world}; lower batch_size"
             )
+        self.mixing = choose_mixing(
+            self.rows,
+            self._weights,
+            chunk_rows=store.manifest.chunk_rows,
+            row_bytes=self._row_bytes,
+            in_source_order=shuffle and store.manifest.row_seed is None,
+            pool_bytes=None if pool_bytes is None else whole("pool_bytes", pool_bytes, 1),
+            mixed_rows=whole("mixed_rows", mixed_rows, 1),
+            reads_per_chunk=None if reads_per_chunk is None else whole("reads_per_chunk", reads_per_chunk, 1),
+        )
+        """How rows are mixed; of a loaded state, as far as it was not asked for."""
         self._epoch = 0
         self._row = 0
         """Rows of the epoch that all ranks together have taken."""
         self._iterator: object = None
         """The iterator whose turn it is; it counts the rows that are taken."""
+        self._has_told = self.rank > 0
 
     def __len__(self) -> int:
         """Batches an epoch, the same for every rank."""
@@ -157,15 +170,6 @@ class ActivationLoader:
             manifest.layout.count(kind) * held_type(manifest, kind).itemsize for kind in self.kinds
         )
         return len(self.layers) * token_bytes * manifest.dim
-
-    def _reads_per_chunk(self, asked: int | None) -> int:
-        manifest = self.store.manifest
-        if asked is not None:
-            return whole("reads_per_chunk", asked, 1)
-        if manifest.row_seed is not None or not self.shuffle:
-            return 1
-        num_chunks = max(1, self.pool_rows // manifest.chunk_rows)
-        return min(_MOST_READS, -(-_UNITS // num_chunks))
 
     def _checked_weights(self, weights: Any, balanced: bool) -> npt.NDArray[np.float64] | None:
         """(rows,) of each row's draws; None where every row comes once."""
@@ -187,15 +191,23 @@ class ActivationLoader:
         return plan_epoch(
             rows,
             chunk_rows=self.store.manifest.chunk_rows,
-            pool_rows=self.pool_rows,
+            window_rows=self.mixing.window_rows,
             seed=self.seed,
             epoch=epoch,
             shuffle=self.shuffle,
-            reads_per_chunk=self.reads_per_chunk,
+            reads_per_chunk=self.mixing.reads_per_chunk,
+            pool_rows=self.mixing.pool_rows,
         )
 
     def _turn(self, epoch: int, start: int) -> Turn:
         return Turn(self.plan(epoch), self.batch_size, start, self.rank, self.world, self.drop_last)
+
+    def _tell_shortcomings(self) -> None:
+        if not self._has_told and self.shuffle and self.store.manifest.row_seed is None:
+            self._has_told = True
+            step_rows = self.batch_size * self.world
+            for told in shortcomings(self.mixing, self.plan(self._epoch), self.store.label_ids, step_rows):
+                warnings.warn(told, RuntimeWarning, stacklevel=4)
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the current epoch; at its end the loader stands at the start of the next.
@@ -212,6 +224,7 @@ class ActivationLoader:
         yield from self._batches(endless=True)
 
     def _batches(self, *, endless: bool) -> Iterator[Batch]:
+        self._tell_shortcomings()
         mine = self._iterator = object()
         epoch, row = self._epoch, self._row
 
@@ -250,10 +263,10 @@ class ActivationLoader:
 
         The same for every rank, and of use to any number of ranks and any batch size.
         """
-        state = LoaderState(epoch=self._epoch, row=self._row, identity=self._identity())
+        state = LoaderState(epoch=self._epoch, row=self._row, identity=self._identity(self.mixing))
         return state.to_dict()
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, mixing: Mixing) -> dict[str, Any]:
         weights = None
         if self._weights is not None:
             weights = hashlib.sha256(self._weights.astype("<f8").tobytes()).hexdigest()
@@ -261,8 +274,7 @@ class ActivationLoader:
             "store": self.store.digest,
             "rows": hashlib.sha256(self.rows.astype("<i8").tobytes()).hexdigest(),
             "seed": self.seed,
-            "pool_rows": self.pool_rows,
-            "reads_per_chunk": self.reads_per_chunk,
+            **mixing.identity(),
             "weights": weights,
             "shuffle": self.shuffle,
         }
@@ -270,14 +282,16 @@ class ActivationLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of a saved state, whatever its number of ranks, batch size and threads were.
 
-        Every row that was not taken yet comes once in what is left of the epoch.
+        Every row that was not taken yet comes once in what is left of the epoch. How rows are mixed is the
+        state's, unless it was asked for: by `reads_per_chunk`, or where the order depends on it `pool_bytes`.
 
         Raises:
             ConfigError: the state is of another version, store, set of rows, weights, seed or pool: its
                 position would mean other rows here.
         """
-        epoch, row = position_of(state, self._identity(), len(self.rows))
+        mixing = self.mixing.as_in(state)
+        epoch, row = position_of(state, self._identity(mixing), len(self.rows))
         left = len(self.rows) - row
         if self.drop_last and left < self.batch_size * self.world:
             epoch, row = epoch + 1, 0  # no batch of this size is left
-        self._epoch, self._row, self._iterator = epoch, row, None
+        self._epoch, self._row, self._iterator, self.mixing = epoch, row, None, mixing

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ConfigError
-from .plan import random_stream
+from .units import random_stream
 
 __all__ = ["check_weights", "class_weights", "draw_rows"]
 

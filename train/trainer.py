@@ -156,6 +156,7 @@ class _Loop:
             rows=rows,
             drop_last=len(rows) >= config.batch_size,
             dtype=short or torch.float32,
+            mixed_rows=max(64, config.batch_size),
             rank=self.peers.rank,
             world=world,
             pin_memory=on_gpu,
@@ -189,7 +190,6 @@ class _Loop:
                 asked = time.perf_counter()
                 batch = next(batches)
                 self.waited += time.perf_counter() - asked
-
                 tokens = batch.tokens.to(self.device, non_blocking=True).to(torch.float32)
                 loss, norm = self.updates(tokens, self.step)
                 self.step += 1

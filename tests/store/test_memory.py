@@ -78,10 +78,13 @@ def test_a_writers_peak(tmp_path: Path, dtype: str, chunk_rows: int, threads: in
     assert float(said(WRITE, tmp_path / "a.zarr", dtype, chunk_rows, threads)) <= 2.0
 
 
-@pytest.mark.parametrize(("dtype", "num_mb"), [("bfloat16", 100), ("int8", 40)])
-def test_a_loaders_peak(make_plan: MakePlan, dtype: str, num_mb: int) -> None:
-    """With pools of half of the store."""
+@pytest.mark.parametrize(
+    ("dtype", "num_mb", "row_seed"), [("bfloat16", 100, 0), ("int8", 40, 0), ("bfloat16", 100, None)]
+)
+def test_a_loaders_peak(make_plan: MakePlan, dtype: str, num_mb: int, row_seed: int | None) -> None:
+    """With pools of half of the store, also where all of its rows, in their source's order, are mixed."""
     plan = make_plan(
+        row_seed=row_seed,
         num_rows=512,
         shard_rows=128,
         chunk_rows=16,

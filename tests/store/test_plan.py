@@ -15,7 +15,7 @@ SIZES = st.integers(1, 70)
 
 
 def make(rows: np.ndarray, **changes: Any) -> EpochPlan:
-    options: dict[str, Any] = {"chunk_rows": 8, "pool_rows": 64, "seed": 0, "epoch": 0}
+    options: dict[str, Any] = {"chunk_rows": 8, "window_rows": 64, "seed": 0, "epoch": 0}
     return plan_epoch(rows, **options | changes)
 
 
@@ -35,28 +35,28 @@ def entropy(labels: np.ndarray) -> float:
 
 @given(ROWS, SIZES, SIZES, st.booleans(), st.integers(1, 5))
 def test_every_row_comes_exactly_once(
-    rows: np.ndarray, chunk_rows: int, pool_rows: int, shuffle: bool, reads: int
+    rows: np.ndarray, chunk_rows: int, window_rows: int, shuffle: bool, reads: int
 ) -> None:
-    plan = make(rows, chunk_rows=chunk_rows, pool_rows=pool_rows, shuffle=shuffle, reads_per_chunk=reads)
+    plan = make(rows, chunk_rows=chunk_rows, window_rows=window_rows, shuffle=shuffle, reads_per_chunk=reads)
     assert sorted(plan.rows) == rows.tolist()
     assert plan.num_rows == len(rows)
 
 
 @given(ROWS, SIZES, SIZES, st.booleans())
 def test_every_chunk_is_in_one_pool_and_pools_are_bounded(
-    rows: np.ndarray, chunk_rows: int, pool_rows: int, shuffle: bool
+    rows: np.ndarray, chunk_rows: int, window_rows: int, shuffle: bool
 ) -> None:
-    plan = make(rows, chunk_rows=chunk_rows, pool_rows=pool_rows, shuffle=shuffle)
+    plan = make(rows, chunk_rows=chunk_rows, window_rows=window_rows, shuffle=shuffle)
     chunks = [np.unique(pool.rows // chunk_rows) for pool in pools(plan)]
     assert sorted(np.concatenate(chunks)) == np.unique(rows // chunk_rows).tolist()
     for pool, members in zip(pools(plan), chunks, strict=True):
-        assert len(pool.rows) <= pool_rows or len(members) == 1
+        assert len(pool.rows) <= window_rows or len(members) == 1
     assert plan.largest_pool == max(len(pool.rows) for pool in pools(plan))
 
 
 @given(ROWS, SIZES, SIZES)
-def test_a_span_knows_its_pools(rows: np.ndarray, size: int, pool_rows: int) -> None:
-    plan = make(rows, pool_rows=pool_rows)
+def test_a_span_knows_its_pools(rows: np.ndarray, size: int, window_rows: int) -> None:
+    plan = make(rows, window_rows=window_rows)
     for start in range(0, len(rows), size):
         places = range(start, min(start + size, len(rows)))
         touched = [n for n, pool in enumerate(pools(plan)) if set(places) & set(range(pool.start, pool.stop))]
@@ -65,11 +65,11 @@ def test_a_span_knows_its_pools(rows: np.ndarray, size: int, pool_rows: int) -> 
 
 @given(ROWS, SIZES, SIZES, st.booleans())
 def test_a_pool_is_the_same_whichever_was_asked_for_before(
-    rows: np.ndarray, chunk_rows: int, pool_rows: int, shuffle: bool
+    rows: np.ndarray, chunk_rows: int, window_rows: int, shuffle: bool
 ) -> None:
-    plan = make(rows, chunk_rows=chunk_rows, pool_rows=pool_rows, shuffle=shuffle)
+    plan = make(rows, chunk_rows=chunk_rows, window_rows=window_rows, shuffle=shuffle)
     for number in reversed(range(plan.num_pools)):
-        one = make(rows, chunk_rows=chunk_rows, pool_rows=pool_rows, shuffle=shuffle).pool(number)
+        one = make(rows, chunk_rows=chunk_rows, window_rows=window_rows, shuffle=shuffle).pool(number)
         assert np.array_equal(plan.pool(number).rows, one.rows)
         assert plan.rows[one.start : one.stop].tolist() == one.rows.tolist()
         assert ((one.positions >= 0) & (one.positions < 1)).all()
@@ -105,8 +105,8 @@ def test_class_ordered_rows_mix_as_in_a_full_shuffle(num_classes: int, batch_siz
     labels = np.arange(num_rows) * num_classes // num_rows
     rows = np.random.default_rng(0).permutation(num_rows)
     full = np.mean([entropy(labels[rows[start : start + batch_size]]) for start in range(0, 20_000, 64)])
-    for pool_rows, reads in ((36 * batch_size, 1), (9 * batch_size, 4)):
-        plan = make(np.arange(num_rows), chunk_rows=32, pool_rows=pool_rows, reads_per_chunk=reads)
+    for window_rows, reads in ((36 * batch_size, 1), (9 * batch_size, 4)):
+        plan = make(np.arange(num_rows), chunk_rows=32, window_rows=window_rows, reads_per_chunk=reads)
         found = np.array([entropy(labels[batch]) for batch in batches(plan, batch_size)])
         assert found.mean() > 0.98 * full
         assert found[:-1].min() > 0.8 * full
@@ -115,14 +115,14 @@ def test_class_ordered_rows_mix_as_in_a_full_shuffle(num_classes: int, batch_siz
 def test_a_pool_of_few_chunks_mixes_less() -> None:
     """What the test above would see of a plan that does not spread."""
     labels = np.arange(40_000) // 400
-    plan = make(np.arange(40_000), chunk_rows=32, pool_rows=160)
+    plan = make(np.arange(40_000), chunk_rows=32, window_rows=160)
     assert np.mean([entropy(labels[batch]) for batch in batches(plan, 64)]) < 3
 
 
 @given(ROWS, SIZES, SIZES)
 def test_any_run_has_its_share_of_every_unit(rows: np.ndarray, chunk_rows: int, size: int) -> None:
     """Within two rows, of whole pools."""
-    plan = make(rows, chunk_rows=chunk_rows, pool_rows=120)
+    plan = make(rows, chunk_rows=chunk_rows, window_rows=120)
     for pool in pools(plan):
         numbers, totals = np.unique(pool.rows // chunk_rows, return_counts=True)
         for start in range(max(1, len(pool.rows) - size)):
@@ -132,7 +132,7 @@ def test_any_run_has_its_share_of_every_unit(rows: np.ndarray, chunk_rows: int, 
 
 
 def test_parts_of_a_chunk_come_far_apart() -> None:
-    plan = make(np.arange(8000), chunk_rows=32, pool_rows=800, reads_per_chunk=4)
+    plan = make(np.arange(8000), chunk_rows=32, window_rows=800, reads_per_chunk=4)
     by_pool = [np.unique(pool.rows // 32, return_counts=True) for pool in pools(plan)]
     times = {chunk: [n for n, (found, _) in enumerate(by_pool) if chunk in found] for chunk in range(250)}
     assert {len(numbers) for numbers in times.values()} == {4}
@@ -142,7 +142,7 @@ def test_parts_of_a_chunk_come_far_apart() -> None:
 
 def test_copies_of_a_row_come_in_different_pools() -> None:
     rows = np.sort(np.concatenate([np.arange(1000), np.repeat([5, 500, 501], 3)]))
-    plan = make(rows, chunk_rows=32, pool_rows=128)
+    plan = make(rows, chunk_rows=32, window_rows=128)
     assert sorted(plan.rows) == rows.tolist()
     for pool in pools(plan):
         assert len(pool.rows) == len(set(pool.rows))
@@ -150,7 +150,7 @@ def test_copies_of_a_row_come_in_different_pools() -> None:
 
 def test_more_copies_than_pools_still_fit_into_them() -> None:
     rows = np.sort(np.concatenate([np.arange(64), np.full(2000, 5)]))
-    plan = make(rows, chunk_rows=32, pool_rows=128)
+    plan = make(rows, chunk_rows=32, window_rows=128)
     assert sorted(plan.rows) == rows.tolist()
     assert plan.largest_pool <= 128
 
@@ -162,24 +162,24 @@ def test_no_rows_make_no_pools() -> None:
 
 @given(ROWS, SIZES, SIZES, st.booleans())
 def test_pools_follow_each_other_and_are_few(
-    rows: np.ndarray, chunk_rows: int, pool_rows: int, shuffle: bool
+    rows: np.ndarray, chunk_rows: int, window_rows: int, shuffle: bool
 ) -> None:
-    plan = make(rows, chunk_rows=chunk_rows, pool_rows=pool_rows, shuffle=shuffle)
+    plan = make(rows, chunk_rows=chunk_rows, window_rows=window_rows, shuffle=shuffle)
     found = pools(plan)
     assert [pool.start for pool in found] == [0, *(pool.stop for pool in found[:-1])]
     assert all(len(pool.rows) for pool in found)
     largest_unit = max(np.unique(rows // chunk_rows, return_counts=True)[1])
-    least = len(rows) / max(1, pool_rows - largest_unit + 1)
+    least = len(rows) / max(1, window_rows - largest_unit + 1)
     assert plan.num_pools <= 1.25 * least + 1
 
 
 def test_pools_are_as_large_as_one_another() -> None:
-    plan = make(np.arange(3200), chunk_rows=32, pool_rows=1000)
+    plan = make(np.arange(3200), chunk_rows=32, window_rows=1000)
     assert [len(pool.rows) for pool in pools(plan)] == [800, 800, 800, 800]
 
 
 def test_the_order_stays_for_ever() -> None:
-    plan = make(np.arange(1, 21), chunk_rows=4, pool_rows=8, seed=1, epoch=2)
+    plan = make(np.arange(1, 21), chunk_rows=4, window_rows=8, seed=1, epoch=2)
     assert plan.rows.tolist() == [18, 8, 16, 11, 17, 9, 19, 10, 1, 20, 3, 2, 13, 4, 12, 5, 14, 7, 15, 6]
 
 
@@ -187,7 +187,7 @@ def test_many_rows_are_planned_in_less_than_their_memory() -> None:
     rows = np.delete(np.arange(2_000_000), [5, 64, 65, 1_999_999])
     tracemalloc.start()
     try:
-        plan = make(rows, chunk_rows=32, pool_rows=20_000)
+        plan = make(rows, chunk_rows=32, window_rows=20_000)
         for number in range(0, plan.num_pools, 10):
             plan.pool(number)
         _, peak = tracemalloc.get_traced_memory()
