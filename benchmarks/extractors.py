@@ -7,7 +7,6 @@ in a process of its own, in which the teacher is loaded once, before anything is
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import sys
 import time
@@ -34,6 +33,7 @@ from activault.extract.backbone import Backbone
 from activault.extract.batch_size import choose_batch_size
 from activault.extract.calibration import calibration_for
 from activault.extract.capture import capture
+from activault.extract.memory import host_peak
 from activault.extract.planning import plan_manifest, plan_table
 from activault.store import create_store
 
@@ -190,6 +190,6 @@ def measure(kind: type[Extractor], task: Task) -> Measured:
     decoded(task)
     measured = kind().run(task, folder)
     measured.num_bytes = settled(folder)
-    measured.peak_host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    measured.peak_host_bytes = host_peak() or 0
     shutil.rmtree(folder)
     return measured

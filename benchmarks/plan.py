@@ -11,7 +11,6 @@ more. Bytes are scaled by the ratio to float32 that a trial of `extract --dry-ru
 from __future__ import annotations
 
 import argparse
-import resource
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from activault.extract.backbone import Backbone, load_backbone
 from activault.extract.calibration import calibration_for
 from activault.extract.listing import Listed
 from activault.extract.measuring import measure
+from activault.extract.memory import host_peak
 from activault.extract.planning import plan_manifest, plan_table, row_order
 from activault.extract.run import row_decoder
 from activault.extract.trial import Workload
@@ -128,7 +128,7 @@ def planning(folder: Path, num_rows: int) -> Iterator[str]:
     ordered = time.perf_counter()
     table = plan_table(source, order)
     done = time.perf_counter()
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    most = (host_peak() or 0) / 1e9
     yield (
         f"{num_rows:,} rows: {made - start:.1f} s to make the listing up, {ordered - made:.1f} s for the "
         f"order, {done - ordered:.1f} s for the sample table ({table.nbytes / 1e6:.0f} MB); at most "

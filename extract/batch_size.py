@@ -20,7 +20,8 @@ from activault.store.errors import ConfigError
 from .arithmetic import FIXED_BATCH, Arithmetic, Forward, exact_arithmetic
 from .backbone import Backbone
 from .engines import core_batch
-from .machine import is_out_of_memory, one_thread_each
+from .machine import one_thread_each
+from .memory import is_out_of_memory, start_counting
 
 __all__ = ["AskedBatch", "BatchSize", "choose_batch_size", "plateau"]
 
@@ -105,8 +106,7 @@ def _rate(forward: Forward, size: int) -> float | None:
     if _on_cores(device):
         return _rate_of_cores(forward, size)
     try:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        start_counting(device)
         forward.run_once(size)
         start, runs = time.perf_counter(), 0
         while (seconds := time.perf_counter() - start) < _LEAST_SECONDS:

@@ -29,7 +29,7 @@ from .batch_size import AskedBatch, choose_batch_size
 from .decode import quiet_decoders
 from .decoders import Decoded, Decoder, without_pixels
 from .engines import CoreEngine, Engine, engine_for
-from .peak_memory import device_peak, host_peak, start_counting
+from .memory import device_peak, host_peak, start_counting
 from .publisher import Publisher
 from .stalls import StallTimes
 

@@ -28,7 +28,8 @@ from activault.store import ConfigError, Manifest, ShardBuffer
 
 from .arithmetic import Forward
 from .batches import Batch, Pixels, host_values, is_whole, rounded
-from .machine import is_out_of_memory, one_thread_each
+from .machine import one_thread_each
+from .memory import is_out_of_memory
 from .ring import Ring, Staging
 from .stalls import StallTimes
 from .tokens import kept_tokens

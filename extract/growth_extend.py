@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from activault.store import ConfigError, Manifest, Store, TokenKind
+from activault.store.cores import memory_bytes
 from activault.store.grid import shard_bytes
 from activault.store.growing import growing_root
 from activault.store.growing_plan import extended_manifest, new_part
@@ -25,7 +26,7 @@ from .growth_part import another_growth, compute_part, create_part, planned_part
 from .growth_request import Asked, asked_kinds, asked_layers, settled, teacher_of, versions
 from .growth_rows import places_of, refuse_missing
 from .listing import ImageSource
-from .machine import choose_device, memory_bytes
+from .machine import choose_device
 from .planning import planned_layout
 from .run import row_decoder
 

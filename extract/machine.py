@@ -1,4 +1,4 @@
-"""What this machine offers an extraction: a device, its memory and torch's threads."""
+"""Where a teacher runs: its device, and torch's threads on the cores."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Final
 
 import torch
 
-from activault.store.cores import memory_bytes
 from activault.store.errors import ConfigError
 
 from .process_wide import ProcessWide
 
-__all__ = ["choose_device", "is_out_of_memory", "memory_bytes", "one_thread_each"]
+__all__ = ["choose_device", "one_thread_each"]
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -37,11 +36,6 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if (device.index or 0) >= available.get(device.type, 0):
         raise ConfigError(f"the device {name!r} is not available here; take auto or cpu")
     return device
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device had not the memory; MPS has no error of its own for that."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
 
 
 @contextmanager

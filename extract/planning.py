@@ -19,6 +19,7 @@ from activault.store import (
     parse_kinds,
     plan_samples,
 )
+from activault.store.cores import memory_bytes
 from activault.store.grid import SHARD_BUFFER_BYTES
 from activault.store.manifest import Detail, Quantisation
 
@@ -26,7 +27,6 @@ from .architectures import activation_of, outline
 from .backbone import Backbone
 from .calibration import Calibrate
 from .listing import ImageSource
-from .machine import memory_bytes
 from .matching import (
     Planned,
     asked,

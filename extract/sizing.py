@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from activault.store import Manifest, TokenKind
-from activault.store.cores import num_cores
+from activault.store.cores import memory_bytes, num_cores
 from activault.store.extent import index_bytes, num_files
 from activault.store.facts import float32_bytes
 from activault.store.grid import chunk_bytes, shard_bytes
 
-from .machine import memory_bytes
 from .measuring import Measurement
 
 __all__ = ["MemoryNeeds", "StoreSize", "memory_needs", "shards_bytes", "store_size"]
