@@ -29,7 +29,15 @@ from .sealed import write_sealed
 from .statistics import ChannelStats, merge, read_statistics
 from .storage import Folder, Storage
 
-__all__ = ["SAMPLES", "arrays_digest", "is_completed", "merged_statistics", "summarise", "write_completion"]
+__all__ = [
+    "SAMPLES",
+    "Totals",
+    "is_completed",
+    "merged_statistics",
+    "summarise",
+    "totals_of",
+    "write_completion",
+]
 
 SAMPLES = "samples.parquet"
 _BLOCK_RECORDS: Final = 256
@@ -41,17 +49,21 @@ class _Named:
     checksum: str
 
 
-class _Totals:
+class Totals:
     """What records add up to, without any of them being kept."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._arrays = tuple(arrays_of(manifest))
         self._sums = [0] * len(self._arrays)
         self.num_bad = 0
+        """Rows that are not ok."""
         self.num_bytes = 0
+        """Bytes of the array files."""
         self.named: list[_Named] = []
+        """What the store's digest is made of."""
 
     def add(self, record: ShardRecord) -> None:
+        """Count a record in."""
         self.num_bad += len(record.bad)
         self.num_bytes += record.num_bytes
         self.named.append(_Named(record.shard, record.checksum))
@@ -59,12 +71,14 @@ class _Totals:
 
     @property
     def arrays_digest(self) -> str:
+        """Hash over the decoded values of all rows; the same whatever the shard size."""
         state = hashlib.sha256()
         for array, row_sum in zip(self._arrays, self._sums, strict=True):
             state.update(f"{array_folder(array.layer, array.kind)} {add_row_sums([row_sum])}\n".encode())
         return state.hexdigest()
 
     def summary(self, root: Root, samples_hash: str) -> IndexSummary:
+        """What the index says of them."""
         return IndexSummary(
             format=root.manifest.format,
             manifest=root.manifest.sha256(),
@@ -77,21 +91,17 @@ class _Totals:
         )
 
 
-def _totals(manifest: Manifest, records: Iterable[ShardRecord]) -> _Totals:
-    totals = _Totals(manifest)
+def totals_of(manifest: Manifest, records: Iterable[ShardRecord]) -> Totals:
+    """What some records add up to."""
+    totals = Totals(manifest)
     for record in records:
         totals.add(record)
     return totals
 
 
-def arrays_digest(manifest: Manifest, records: Iterable[ShardRecord]) -> str:
-    """Hash over the decoded values of all rows of `records`; the same whatever the shard size."""
-    return _totals(manifest, records).arrays_digest
-
-
 def summarise(root: Root, records: Iterable[ShardRecord], samples_hash: str) -> IndexSummary:
     """What the index says of the whole store."""
-    return _totals(root.manifest, records).summary(root, samples_hash)
+    return totals_of(root.manifest, records).summary(root, samples_hash)
 
 
 def merged_statistics(
@@ -172,7 +182,7 @@ class _Gathered:
         self._storage = storage
         self._manifest = manifest
         self._blocks: list[Any] = []
-        self.totals = _Totals(manifest)
+        self.totals = Totals(manifest)
         self.statistics = {array: ChannelStats.empty(manifest.dim) for array in arrays_of(manifest)}
 
     def records(self) -> Iterator[ShardRecord]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol, overload
 
-from .completion import arrays_digest, merged_statistics
+from .completion import Totals, merged_statistics, totals_of
 from .errors import CorruptStoreError, IncompleteStoreError, StorageError
 from .index import Index
 from .manifest import Manifest
@@ -150,24 +150,28 @@ class UnfinishedShards:
         return merged_statistics(self._storage, self._root.manifest, self._all())
 
     @cached_property
+    def _totals(self) -> Totals:
+        return totals_of(self._root.manifest, self._all())
+
+    @cached_property
     def digest(self) -> str:
         """Name of the content so far."""
-        return self._root.digest(self._all())
+        return self._root.digest(self._totals.named)
 
     @cached_property
     def arrays_digest(self) -> str:
         """Name of the values so far."""
-        return arrays_digest(self._root.manifest, self._all())
+        return self._totals.arrays_digest
 
     @property
     def num_bad(self) -> int:
         """Rows of finished shards that are not ok."""
-        return sum(len(record.bad) for record in self._all())
+        return self._totals.num_bad
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the array files."""
-        return sum(record.num_bytes for record in self._all())
+        return self._totals.num_bytes
 
     def record(self, shard: int) -> ShardRecord:
         """Record of a finished shard."""
