@@ -34,12 +34,12 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def smooth_layers(num_rows: int, num_tokens: int) -> np.ndarray:
+def smooth_layers(num_rows: int, num_tokens: int, num_layers: int = NUM_LAYERS, dim: int = DIM) -> np.ndarray:
     """(layers, rows, tokens, dim): every layer a little further along a fixed rotation of the one before."""
     rng = np.random.default_rng(5)
-    turn = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0]
-    layers = [rng.normal(size=(num_rows, num_tokens, DIM))]
-    for _ in range(NUM_LAYERS):
+    turn = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+    layers = [rng.normal(size=(num_rows, num_tokens, dim))]
+    for _ in range(num_layers):
         layers.append(layers[-1] + 0.4 * np.tanh(layers[-1] @ turn))
     return np.stack(layers).astype(np.float32)
 
@@ -58,13 +58,15 @@ def store_maker(folder: Path) -> MakeStore:
         labels: Sequence[str | None] | None = None,
         keys: Sequence[str] | None = None,
         layout: TokenLayout = LAYOUT,
-        layers: Sequence[int] = tuple(range(NUM_LAYERS + 1)),
+        layers: Sequence[int] | None = None,
+        num_heads: int = HEADS,
         kinds: Sequence[str] | None = None,
         complete: bool = True,
         **changes: Any,
     ) -> Store:
         tokens = smooth_layers(num_rows, layout.num_tokens) if tokens is None else tokens
-        num_rows = tokens.shape[1]
+        num_layers, num_rows, _, dim = tokens.shape
+        layers = tuple(range(num_layers)) if layers is None else layers
         labels = [f"class{row % 2}" for row in range(num_rows)] if labels is None else labels
         keys = (
             [f"{'test' if row % 4 == 3 else 'train'}/{row}.png" for row in range(num_rows)]
@@ -84,9 +86,9 @@ def store_maker(folder: Path) -> MakeStore:
                 weights="random",
                 weights_sha256="0" * 64,
                 license="unknown",
-                num_blocks=NUM_LAYERS,
-                dim=DIM,
-                num_heads=HEADS,
+                num_blocks=num_layers - 1,
+                dim=dim,
+                num_heads=num_heads,
                 timm_version="1",
                 torch_version="2",
             ),
@@ -98,8 +100,7 @@ def store_maker(folder: Path) -> MakeStore:
                 std=(0.5, 0.5, 0.5),
             ),
             source=SourceInfo(kind="folder", name="none", fingerprint="0"),
-            row_seed=0,
-            **{"dtype": "float32", **changes},
+            **{"dtype": "float32", "row_seed": 0, **changes},
         )
         path = folder / name
         writer = create_store(path, manifest, plan_samples(keys, labels, "none"), {})
