@@ -133,6 +133,7 @@ def test_a_late_device_stores_what_the_cpu_stores(
 def test_every_row_holds_the_number_that_its_pixels_say(
     tmp_path: Path, tiny: Backbone, late: LateTransfer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Defect of the reference: copies from the device are read before they are over."""
     monkeypatch.setattr(type(tiny), "layers", numbered_layers(tiny))
     capture(plan(tmp_path / "s.zarr", tiny), tiny, with_bad, batch_size=2, workers=3)
     found = stored(tmp_path / "s.zarr")

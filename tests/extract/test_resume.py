@@ -38,6 +38,7 @@ def test_two_runs_of_one_request_have_one_digest_and_other_seeds_another(
 def test_a_finished_store_is_left_as_it_is(
     make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
 ) -> None:
+    """Defect of the reference: a second start wipes the store."""
     folder, path = make_folder(9), tmp_path / "s.zarr"
     first = extract(folder, path, options)
     before = {p: p.stat().st_mtime_ns for p in path.rglob("*") if p.is_file()}
@@ -254,6 +255,7 @@ PROGRAM = """
 def test_a_killed_process_is_resumed_to_the_same_digest(
     make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
 ) -> None:
+    """Defect of the reference: an extraction that is cut off starts at the first image again."""
     folder, store = make_folder(60), tmp_path / "s.zarr"
     program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(store), str(options.weights)]
     for stop, row, record in ((signal.SIGKILL, 17, 0), (signal.SIGINT, 42, 3)):

@@ -65,7 +65,10 @@ def test_weights_that_are_not_finite_are_told_by_row_and_layer(
 def test_labels_and_keys_follow_their_rows_through_a_shuffled_extraction_and_a_shuffled_epoch(
     make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions, tiny: Backbone
 ) -> None:
-    """Every image has a colour of its own, so that layer 0 tells which one a row really is."""
+    """Every image has a colour of its own, so that layer 0 tells which one a row really is.
+
+    Defect of the reference: neither sample ids nor labels nor the order of the rows are stored.
+    """
     folder = make_folder(30)
     (folder / "class1" / "031.png").write_bytes(b"")
     extract(folder, tmp_path / "s.zarr", changed(options, layers="0", dtype="float32", seed=3, workers=4))

@@ -160,6 +160,7 @@ def test_truncated_tensors_are_refused(tmp_path: Path) -> None:
 
 
 def test_there_is_no_pickle(tmp_path: Path) -> None:
+    """Defect of the reference: whole modules pickled as checkpoints, which only its own code can read."""
     save_checkpoint(tmp_path, record(), *trained())
     tensors = (tmp_path / "step_000000003.safetensors").read_bytes()
     header = json.loads(tensors[8 : 8 + int.from_bytes(tensors[:8], "little")])

@@ -63,6 +63,7 @@ def test_run_goes_through_its_stages_and_can_be_loaded(
 
 
 def test_second_start_trains_nothing_and_says_the_same(store: Store, tmp_path: Path, run: RunTiny) -> None:
+    """Defect of the reference: a second start begins anew over what the first one made."""
     first = run(tmp_path / "run", store)
     before = (tmp_path / "run" / "model.safetensors").read_bytes()
     told: list[StageProgress] = []
@@ -96,7 +97,10 @@ def test_same_recipe_gives_the_same_run_whatever_was_drawn_before(
 def test_killed_run_goes_on_and_ends_the_same(
     store: Store, tmp_path: Path, run: RunTiny, recipe: MakeRecipe
 ) -> None:
-    """SIGKILL in both stages, in a process of its own, then to the end."""
+    """SIGKILL in both stages, in a process of its own, then to the end.
+
+    Defect of the reference: nothing of it can be resumed.
+    """
     script = Path(__file__).with_name("train_until_killed.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 

@@ -110,7 +110,10 @@ def test_compile_takes_every_block_and_changes_no_name(store: Store, monkeypatch
 def test_no_step_asks_the_device_for_a_number(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What would wait for a GPU is counted; it may happen where losses are logged, and nowhere else."""
+    """What would wait for a GPU is counted; it may happen where losses are logged, and nowhere else.
+
+    There losses come over by copies that wait. Defect of the reference: copies that do not, read at once.
+    """
     asked: list[str] = []
 
     def counted(name: str, whole: Callable[..., Any]) -> Callable[..., Any]:
