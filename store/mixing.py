@@ -47,6 +47,8 @@ class Mixing:
     """Parts that a chunk's rows are spread over, of different windows."""
     pool_rows: int
     """Rows that are held at a time, while as many are read; the order does not depend on it."""
+    chunk_rows: int
+    """Rows a chunk of the store."""
     row_bytes: int
     """Memory that a row takes in a pool."""
     mixed_rows: int
@@ -118,6 +120,7 @@ def choose_mixing(
         window_rows=window,
         reads_per_chunk=reads,
         pool_rows=max(chunk_rows, room(pool_bytes)),  # less than a chunk would be read for each of its rows
+        chunk_rows=chunk_rows,
         row_bytes=row_bytes,
         mixed_rows=mixed_rows,
         found=frozenset(name for name, it_is in is_found.items() if it_is),
@@ -186,7 +189,7 @@ def shortcomings(mixing: Mixing, plan: EpochPlan, labels: Int64, step_rows: int)
             f"mixed at a time; make the loader with mixed_rows={wanted}, without a state of this order"
         )
     window = min(mixing.window_rows, plan.num_rows)
-    reads = -(-window // mixing.pool_rows)
+    reads = min(-(-window // mixing.pool_rows), mixing.chunk_rows)
     if reads > _MOST_READS:
         needed, held = (2 * rows * mixing.row_bytes / 1e9 for rows in (window, mixing.pool_rows))
         yield (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from activault.store import Store
-from activault.store.cores import memory_bytes, num_cores
+from activault.store.cores import available_bytes, memory_bytes, num_cores
 
 from .conftest import Plan
 
@@ -62,3 +62,62 @@ def test_memory_is_what_a_container_or_a_job_may_take(
         (tmp_path / "own").write_text(f"{groups}\n")
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert memory_bytes(environment, tmp_path / "own", tmp_path) == (limit or physical)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "environment", "available"),
+    [
+        ("0::/", {}, {}, 3 << 20),
+        (None, {}, {}, 3 << 20),
+        ("0::/", {"memory.max": "max", "memory.current": "2000000"}, {}, 3 << 20),
+        ("0::/", {"memory.max": "1000000"}, {}, 1_000_000),
+        ("0::/", {"memory.max": "1000000", "memory.current": "600000"}, {}, 400_000),
+        (
+            "0::/job",
+            {
+                "memory.max": "2000000",
+                "memory.current": "1900000",
+                "job/memory.max": "1000000",
+                "job/memory.current": "600000",
+                "job/memory.stat": "anon 1\nfile 9\ninactive_file 50000\nactive_file 40000\nshmem 7",
+                "memory.stat": "inactive_file 1800000",
+            },
+            {},
+            490_000,
+        ),
+        ("0::/", {"memory.max": "1000", "memory.current": "5000"}, {}, 0),
+        (
+            "2:memory:/a",
+            {
+                "memory/a/memory.limit_in_bytes": "1000000",
+                "memory/a/memory.usage_in_bytes": "300000",
+                "memory/a/memory.stat": "inactive_file 1000\ntotal_inactive_file 2000",
+            },
+            {},
+            701_000,
+        ),
+        ("0::/", {}, {"SLURM_MEM_PER_NODE": "2"}, 2 << 20),
+    ],
+)
+def test_available_memory_is_what_is_left_of_the_smallest_bound(
+    tmp_path: Path,
+    groups: str | None,
+    files: dict[str, str],
+    environment: dict[str, str],
+    available: int,
+) -> None:
+    """Files that are kept in memory are given up for it."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    if groups is not None:
+        (tmp_path / "own").write_text(f"{groups}\n")
+    (tmp_path / "meminfo").write_text("MemTotal:  9999 kB\nMemFree:  1 kB\nMemAvailable:    3072 kB\n")
+    found = available_bytes(environment, tmp_path / "own", tmp_path, tmp_path / "meminfo")
+    assert found == available
+
+
+def test_a_machine_without_an_account_of_its_memory_has_half_of_it(tmp_path: Path) -> None:
+    own, nothing = tmp_path / "own", tmp_path / "none"
+    assert available_bytes({}, own, tmp_path, nothing) == memory_bytes({}, own, tmp_path) // 2
+    assert 0 < available_bytes() <= memory_bytes()

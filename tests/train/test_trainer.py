@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from activault.store import Store
+from activault.store import Store, mixing
 from activault.store.errors import RunError
 from activault.train import ledger
 from activault.train.checkpoint import Checkpoint
@@ -23,6 +23,8 @@ from activault.train.raptor import Raptor, RaptorConfig
 from activault.train.stage_config import Stage2Config
 from activault.train.stages import Stage, StageProgress, StageResult
 from activault.train.trainer import run_stage
+
+from .conftest import MakeStore
 
 CONFIG = Stage2Config(
     steps=23, batch_size=8, learning_rate=1e-2, warmup_steps=3, beta2=0.99, checkpoint_every=5, log_every=4
@@ -218,3 +220,41 @@ def test_batches_differ_between_epochs_and_cover_the_rows(store: Store, tmp_path
 def test_fewer_rows_than_a_batch_still_train(store: Store, tmp_path: Path) -> None:
     stage = make_stage(store, CONFIG.model_copy(update={"batch_size": 64}))
     assert run(stage, tmp_path / "s", store).steps == 23
+
+
+def test_memory_of_the_machine_changes_nothing_where_rows_are_in_their_sources_order(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun where all rows are held at a time, gone on with where 8 are: the same weights and state."""
+    store = make_store("ordered.zarr", row_seed=None)
+    whole = make_stage(store)
+    run(whole, tmp_path / "whole", store)
+    with pytest.raises(Cut):
+        run(make_stage(store), tmp_path / "cut", store, cut_at(12))
+    state = json.loads((tmp_path / "cut" / "checkpoint.json").read_text())["loader"]
+    monkeypatch.setattr(mixing, "available_bytes", lambda: 1)
+    monkeypatch.setattr(mixing, "_POOL_BYTES", 1)
+    stage = make_stage(store)
+    run(stage, tmp_path / "cut", store)
+    assert same_weights(stage.module, whole.module)
+    last = json.loads((tmp_path / "cut" / "checkpoint.json").read_text())["loader"]
+    assert {name: last[name] for name in ("pool_rows", "reads_per_chunk")} == {
+        "pool_rows": state["pool_rows"],
+        "reads_per_chunk": 1,
+    }
+
+
+def test_a_run_of_before_keeps_the_order_that_it_was_begun_with(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    """Rows in their source's order were mixed over fewer chunks then, read in four parts each."""
+    store = make_store("ordered.zarr", row_seed=None)
+    with pytest.raises(Cut):
+        run(make_stage(store), tmp_path / "cut", store, cut_at(5))
+    checkpoint = tmp_path / "cut" / "checkpoint.json"
+    record = json.loads(checkpoint.read_text())
+    record["loader"] |= {"pool_rows": 24, "reads_per_chunk": 4}
+    checkpoint.write_text(json.dumps(record))
+    run(make_stage(store), tmp_path / "cut", store)
+    after = json.loads(checkpoint.read_text())["loader"]
+    assert (after["pool_rows"], after["reads_per_chunk"]) == (24, 4)
