@@ -26,25 +26,28 @@ from .marks import HEIGHT, STYLE, WIDTH, Bar, Line, LineChart, spread_apart
 from .palette import marker
 from .svg import finish
 
-__all__ = ["draw_bars", "draw_lines", "draw_matrix", "draw_strips"]
+__all__ = ["Sheet", "draw_bars", "draw_lines", "draw_matrix", "draw_strips", "sheet_for"]
 
 
 @dataclass
-class _Sheet:
+class Sheet:
     """A drawing under way."""
 
     figure: Figure
     axes: Axes
     tips: dict[str, list[str]] = field(default_factory=dict)
+    """Tool tips by the id of a mark."""
     below: Counter[float] = field(default_factory=Counter)
     svg: str = ""
+    """The drawing, once it is done."""
 
 
 @contextmanager
-def _sheet(slug: str, label: str, width: float = WIDTH, height: float = HEIGHT) -> Iterator[_Sheet]:
+def sheet_for(slug: str, label: str, width: float = WIDTH, height: float = HEIGHT) -> Iterator[Sheet]:
+    """Paper of so many points to draw on; the drawing is in `svg` afterwards."""
     with mpl.rc_context(STYLE | {"svg.hashsalt": slug}):
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
-        sheet = _Sheet(figure, figure.add_subplot())
+        sheet = Sheet(figure, figure.add_subplot())
         yield sheet
         buffer = io.StringIO()
         # All metadata off: its date would make every drawing different.
@@ -65,7 +68,7 @@ def draw_matrix(
 
     The deeper the blue the more alike, the deeper the orange the more opposed; 0 is the page's own colour.
     """
-    with _sheet(slug, label, height=WIDTH) as sheet:
+    with sheet_for(slug, label, height=WIDTH) as sheet:
         axes, num = sheet.axes, len(layers)
         for i, j in np.ndindex(num, num):
             value = float(values[i, j])
@@ -96,7 +99,7 @@ def draw_strips(
     rows: Sequence[tuple[str, Sequence[tuple[int, int]], Sequence[str]]], *, slug: str, label: str
 ) -> str:
     """Divisions of layers as strips: for each its name, first and last layer of its phases, a note a cut."""
-    with _sheet(slug, label, height=46 + 46 * len(rows)) as sheet:
+    with sheet_for(slug, label, height=46 + 46 * len(rows)) as sheet:
         axes = sheet.axes
         for place, (_, spans, notes) in enumerate(rows):
             for first, last in spans:
@@ -129,7 +132,7 @@ def draw_strips(
 
 def draw_lines(chart: LineChart, *, slug: str, label: str) -> str:
     """Lines over layers, steps or numbers of phases, with their names at the right end."""
-    with _sheet(slug, label) as sheet:
+    with sheet_for(slug, label) as sheet:
         for place, line in enumerate(chart.lines):
             _draw_line(sheet, line, f"line-{place}", chart)
         _scale_axes(sheet.axes, chart)
@@ -145,7 +148,7 @@ def draw_bars(bars: Sequence[Bar], *, slug: str, label: str, x_title: str) -> st
     """Horizontal bars in named groups, values in [0, 1], each with its text at the end."""
     groups = list(dict.fromkeys(bar.group for bar in bars))
     places = [place + 1.5 * groups.index(bar.group) for place, bar in enumerate(bars)]
-    with _sheet(slug, label, height=60 + 20 * (len(bars) + 1.5 * len(groups))) as sheet:
+    with sheet_for(slug, label, height=60 + 20 * (len(bars) + 1.5 * len(groups))) as sheet:
         axes = sheet.axes
         for place, bar in zip(places, bars, strict=True):
             name = f"bar-{place}".replace(".", "-")
@@ -191,7 +194,7 @@ def _scale_axes(axes: Axes, chart: LineChart) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _draw_line(sheet: _Sheet, line: Line, name: str, chart: LineChart) -> None:
+def _draw_line(sheet: Sheet, line: Line, name: str, chart: LineChart) -> None:
     axes, color = sheet.axes, marker(line.role)
     floor = -math.inf if chart.floor is None else chart.floor
     x, y = (

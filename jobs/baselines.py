@@ -37,7 +37,7 @@ def baseline_models(
     names: Sequence[BaselineName],
     store: Store,
     config: RaptorConfig,
-    teacher: Backbone,
+    teacher: Backbone | None,
     rows: npt.NDArray[np.int64],
     *,
     fit_rows: int = FIT_ROWS,
@@ -45,6 +45,8 @@ def baseline_models(
     quiet: bool = False,
 ) -> dict[str, RolloutModel]:
     """Baselines by the names that reports use, on `device`; linear maps are fitted to some of `rows`.
+
+    Only repeated blocks need the teacher.
 
     Raises:
         ConfigError: `fit_rows` is below 1, or the store lacks layers or tokens.
@@ -57,6 +59,7 @@ def baseline_models(
     if "identity" in names:
         models["identity"] = Identity(config.num_layers)
     if "repeated" in names:
+        assert teacher is not None, "whoever asks for the teacher's blocks has it"
         models[REPEATED] = repeated_blocks(config, list(teacher.blocks))
     if linear := [name for name in names if name in ("linear", "power")]:
         if len(rows) > fit_rows:

@@ -3,10 +3,11 @@
     sweep.toml  ->  OUT/jobs/RUN.json      what each run is made from
                     OUT/logs/RUN.log       what its process said
                     OUT/runs/RUN/          the run, and its result.json
-                    OUT/results.parquet    a row a run
-                    OUT/comparison.svg     the configurations side by side
+                    OUT/results.parquet    a row a run; layers.parquet: R2 and others by layer and token kind
+                    OUT/results.md         the configurations side by side; comparison.svg: the same drawn
 
 Started again, it makes what is missing: finished runs are read, cut ones go on, failed ones are tried again.
+Tables are written whenever a run ends.
 """
 
 from __future__ import annotations
@@ -22,36 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from . import console
+from .sweep_baseline import baseline_identity
+from .sweep_budget import Budget, StepSeconds, budget_of
+from .sweep_config import SweepConfig, load_sweep
+from .sweep_folder import StoreFacts, alone_with_sweep, check_runs_there
 from .sweep_local import Ended, LocalJob, run_locally, threads_for
-from .sweep_plan import PlannedRun, SweepConfig, load_sweep, plan_runs
-from .sweep_run import read_result
-from .sweep_table import Outcome, configurations, spoken, write_comparison, write_results
+from .sweep_pages import FIGURES, configurations, spoken, write_pages
+from .sweep_plan import PlannedRun, plan_runs
+from .sweep_result import read_result
+from .sweep_run import WHILE_READ
+from .sweep_table import Outcome, write_tables
 
-__all__ = ["Budget", "SweepResult", "run_sweep"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What is left to do, and about how long it takes."""
-
-    num_runs: int
-    """Runs in all."""
-    num_finished: int
-    """Those that are finished already."""
-    steps: int
-    """Steps of the others, from their starts."""
-    seconds: float | None
-    """Estimated time of these steps; None where nothing is left or nothing was measured."""
-    source: str
-    """Where the time of a step is from, or why it is not known."""
-
-    def spoken(self) -> str:
-        """In one line."""
-        done = f", {self.num_finished} of them finished" if self.num_finished else ""
-        line = f"sweep: {self.num_runs} runs{done}; at most {self.steps:,} steps left"
-        if self.seconds is not None:
-            return f"{line}, about {console.human_seconds(self.seconds)} ({self.source}), evaluation aside"
-        return f"{line}; {self.source}" if self.source else line
+__all__ = ["SweepResult", "run_sweep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +46,7 @@ class SweepResult:
     budget: Budget
     """What there was to do."""
     outcomes: tuple[Outcome, ...]
-    """Every run, in the order of the file."""
+    """Every run, in the order of the file, then the baselines."""
 
     @property
     def failed(self) -> list[Outcome]:
@@ -80,16 +63,15 @@ class SweepResult:
 
     def show(self) -> None:
         """The configurations, each with the mean of its seeds."""
-        names = ("mean_r2", "frozen_retention", "refitted_retention")
         rows = [
-            (cell, *(spoken(values[name]) if name in values else "-" for name in names))
+            (cell, *(spoken(name, values[name]) if name in values else "-" for name in FIGURES))
             for cell, values in configurations(self.outcomes).items()
         ]
         columns = ("configuration", "R2", "frozen\nretention", "refitted\nretention")
         counts = Counter(each.status for each in self.outcomes)
         title = ", ".join(f"{count} {status}" for status, count in counts.items())
         console.out.print(console.table(f"{self.out}: {title}", columns, rows))
-        console.say(f"results: {self.out / 'results.parquet'}")
+        console.say(f"results: {self.out / 'results.md'}")
 
 
 def run_sweep(
@@ -109,42 +91,85 @@ def run_sweep(
 
     Raises:
         ConfigError: the sweep, or a run's recipe, does not fit.
+        RunError: the folder has runs of another recipe or store, or another sweep is at work there.
         KeyboardInterrupt: Ctrl-C, when the runs under way have saved where they are.
     """
     sweep = load_sweep(path)
-    runs = plan_runs(sweep, path.parent)
+    runs, stores = plan_runs(sweep, path.parent), StoreFacts()
     jobs = {run.name: _job(sweep, run, path.parent, out, device) for run in runs}
-    results = {run.name: read_result(out / "runs" / run.name, jobs[run.name]) for run in runs}
+    check_runs_there(out, runs, stores)
+    if dry_run:
+        return _begun(out, runs, jobs, stores, sweep, parallel, seconds_per_step, measure=False, quiet=quiet)
+    with alone_with_sweep(out) as lock:
+        begun = _begun(out, runs, jobs, stores, sweep, parallel, seconds_per_step, measure=True, quiet=quiet)
+        outcomes = {each.run.name: each for each in begun.outcomes}
+        write_all(out, path.stem, begun.outcomes)
+        left = [each.run for each in begun.outcomes if each.result is None]
+        for ended in _ran(left, jobs, out, parallel, lock, quiet):
+            name = ended.job.name
+            outcomes[name] = _outcome(outcomes[name], ended, jobs[name], out)
+            write_all(out, path.stem, tuple(outcomes.values()))
+            _tell(outcomes[name], ended.job.log, quiet)
+    return replace(begun, outcomes=tuple(outcomes.values()))
+
+
+def write_all(out: Path, title: str, outcomes: Sequence[Outcome]) -> None:
+    """Write tables, page and figure.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    write_tables(out, outcomes)
+    write_pages(out, title, outcomes)
+
+
+def _begun(
+    out: Path,
+    runs: Sequence[PlannedRun],
+    jobs: Mapping[str, Mapping[str, Any]],
+    stores: StoreFacts,
+    sweep: SweepConfig,
+    parallel: int,
+    seconds_per_step: float | None,
+    *,
+    measure: bool,
+    quiet: bool,
+) -> SweepResult:
+    """What is there and what is left, with its budget told."""
+    results = {run.name: _result_there(out, run, jobs[run.name], stores) for run in runs}
     open_runs = [run for run in runs if results[run.name] is None]
-    budget = _budget(runs, open_runs, jobs, parallel, seconds_per_step, measure=not dry_run)
+    trained = [run for run in open_runs if run.baseline is None]
+    step: StepSeconds | str | None = None
+    if seconds_per_step is not None:
+        given = f"given: {seconds_per_step:g} s a step"
+        step = StepSeconds(phases=seconds_per_step, closed_loop=seconds_per_step, source=given)
+    elif measure and trained:
+        step = _measured(jobs[trained[0].name])
+    budget = budget_of(runs, open_runs, step, stores, parallel=parallel, probe=sweep.probe)
     if not quiet:
         console.say(budget.spoken())
-    outcomes = {
-        run.name: Outcome(
-            run=run, status="open" if results[run.name] is None else "finished", result=results[run.name]
-        )
+    outcomes = (
+        Outcome(run=run, status="finished" if results[run.name] else "open", result=results[run.name])
         for run in runs
-    }
-    try:
-        if not dry_run:
-            for ended in _ran(open_runs, jobs, out, parallel, quiet):
-                name = ended.job.name
-                outcomes[name] = _outcome(outcomes[name], ended, jobs[name], out)
-                _tell(outcomes[name], ended.job.log, quiet)
-    finally:
-        made = tuple(outcomes.values())
-        if not dry_run:
-            out.mkdir(parents=True, exist_ok=True)
-            write_results(out / "results.parquet", made)
-            write_comparison(out / "comparison.svg", made)
-    return SweepResult(out=out, budget=budget, outcomes=made)
+    )
+    return SweepResult(out=out, budget=budget, outcomes=tuple(outcomes))
+
+
+def _result_there(
+    out: Path, run: PlannedRun, job: Mapping[str, Any], stores: StoreFacts
+) -> dict[str, Any] | None:
+    """The result of a finished run; a baseline of another store is made anew."""
+    result = read_result(out / "runs" / run.name, job)
+    digest = stores.digest(run.recipe.store) if run.baseline is not None else None
+    return None if result and digest is not None and result.get("store_digest") != digest else result
 
 
 def _job(sweep: SweepConfig, run: PlannedRun, folder: Path, out: Path, device: str) -> dict[str, Any]:
+    identity = run.recipe.identity() if run.baseline is None else baseline_identity(run.baseline)
     return {
         "recipe": str(folder / sweep.recipe),
         "overrides": list(run.overrides),
-        "recipe_identity": run.recipe.identity(),
+        "recipe_identity": identity,
         "store": run.recipe.store,
         "out": str(out / "runs" / run.name),
         "probe": sweep.probe,
@@ -152,65 +177,21 @@ def _job(sweep: SweepConfig, run: PlannedRun, folder: Path, out: Path, device: s
     }
 
 
-def _budget(
-    runs: Sequence[PlannedRun],
-    open_runs: Sequence[PlannedRun],
-    jobs: Mapping[str, Mapping[str, Any]],
-    parallel: int,
-    seconds_per_step: float | None,
-    *,
-    measure: bool,
-) -> Budget:
-    """Steps by stage and batch, at what a step of the first run that is left takes."""
-    steps = sum(_num_steps(run) for run in open_runs)
-    known = Budget(
-        num_runs=len(runs), num_finished=len(runs) - len(open_runs), steps=steps, seconds=None, source=""
-    )
-    if not open_runs or (seconds_per_step is None and not measure):
-        return known
-    first = open_runs[0].recipe
-    if seconds_per_step is None:
-        measured = _measured(jobs[open_runs[0].name])
-        if isinstance(measured, str):
-            return replace(
-                known, source=f"a few steps of the first run, to see what one takes, failed: {measured}"
-            )
-        each = measured
-        source = f"measured: {each['closed_loop']:.2g} s a closed-loop step"
-    else:
-        # All phases together apply as many blocks as the closed loop.
-        each = {"phases": seconds_per_step, "closed_loop": seconds_per_step}
-        source = f"given: {seconds_per_step:g} s a step"
-    seconds = sum(
-        run.recipe.stage1.steps * each["phases"] * run.recipe.stage1.batch_size / first.stage1.batch_size
-        + run.recipe.stage2.steps
-        * each["closed_loop"]
-        * run.recipe.stage2.batch_size
-        / first.stage2.batch_size
-        for run in open_runs
-    )
-    return replace(known, seconds=seconds / min(parallel, len(open_runs)), source=source)
-
-
-def _num_steps(run: PlannedRun) -> int:
-    recipe = run.recipe
-    phases = recipe.num_phases or (
-        len(recipe.groups) if recipe.groups is not None else len(recipe.cuts or ()) + 1
-    )
-    return recipe.stage1.steps * phases + recipe.stage2.steps
-
-
-def _measured(job: Mapping[str, Any]) -> dict[str, float] | str:
+def _measured(job: Mapping[str, Any]) -> StepSeconds | str:
     """Seconds of a few steps of a run, in a process of their own; or why there are none to tell."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps({**job, "measure": True}), encoding="utf-8")
         made = subprocess.run(  # noqa: S603 - this very Python, with arguments of ours
-            _command(path), capture_output=True, text=True, check=False
+            _command(path), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
     if made.returncode:
-        return _last_line(made.stderr)
-    return {name: float(value) for name, value in json.loads(made.stdout.splitlines()[-1]).items()}
+        lines = [line for line in made.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        why = lines[-1].removeprefix("activault: ")
+        return f"a few steps of the first run, to see what one takes, failed: {why}"
+    told = json.loads(made.stdout.splitlines()[-1])
+    source = f"measured: {told['closed_loop']:.2g} s a closed-loop step"
+    return StepSeconds(phases=told["phases"], closed_loop=told["closed_loop"], source=source)
 
 
 def _command(job: Path) -> list[str]:
@@ -222,6 +203,7 @@ def _ran(
     jobs: Mapping[str, Mapping[str, Any]],
     out: Path,
     parallel: int,
+    lock: int | None,
     quiet: bool,
 ) -> Iterator[Ended]:
     from activault.train.checkpoint import write_json
@@ -231,12 +213,17 @@ def _ran(
     for run in runs:
         path = out / "jobs" / f"{run.name}.json"
         write_json(path, jobs[run.name])
-        local.append(LocalJob(name=run.name, command=_command(path), log=out / "logs" / f"{run.name}.log"))
+        log = out / "logs" / f"{run.name}.log"
+        local.append(LocalJob(name=run.name, command=[*_command(path), WHILE_READ], log=log))
     with console.progress_bar("sweep", "runs", quiet=quiet) as advance:
         advance(0, max(1, len(local)))
-        for number, ended in enumerate(
-            run_locally(local, parallel=parallel, environment=threads_for(parallel)), start=1
-        ):
+        ends = run_locally(
+            local,
+            parallel=parallel,
+            environment=threads_for(parallel),
+            keep_open=() if lock is None else (lock,),
+        )
+        for number, ended in enumerate(ends, start=1):
             advance(number, len(local), ended.job.name)
             yield ended
 
@@ -245,13 +232,7 @@ def _outcome(before: Outcome, ended: Ended, job: Mapping[str, Any], out: Path) -
     result = read_result(out / "runs" / before.run.name, job)
     if ended.status == 0 and result is not None:
         return replace(before, status="finished", result=result)
-    said = _last_line(ended.job.log.read_text(encoding="utf-8", errors="replace"))
-    return replace(before, status="failed", error=f"exit status {ended.status}: {said}")
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("activault: ") if lines else "it said nothing"
+    return replace(before, status="failed", error=ended.why)
 
 
 def _tell(outcome: Outcome, log: Path, quiet: bool) -> None:

@@ -3,7 +3,8 @@
     [job, ...]  ->  exit status and log of each, as they end
 
 The processes are in sessions of their own, so that the terminal's Ctrl-C reaches this one alone, which hands
-on exactly one to each: a second would cut a step short.
+on exactly one to each: a second would cut a step short. Their standard input is a pipe that nothing is
+written to; it ends when this process does, however that happens.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Ended", "LocalJob", "run_locally", "threads_for"]
+__all__ = ["Ended", "LocalJob", "end_with_sweep", "run_locally", "threads_for"]
 
 LOOK_EVERY = 0.1
 """Seconds between looks at the processes."""
@@ -45,6 +47,19 @@ class Ended:
     """Which one."""
     status: int
     """Its exit status; below 0, the signal that killed it."""
+    said: str
+    """What it wrote to its log, this time."""
+
+    @property
+    def why(self) -> str:
+        """Status and last words, in one line."""
+        lines = [line for line in self.said.splitlines() if line.strip()]
+        last = lines[-1].removeprefix("activault: ") if lines else "it said nothing"
+        if self.status >= 0:
+            return f"exit status {self.status}: {last}"
+        name = signal.Signals(-self.status).name
+        memory = ", as a system does that is out of memory" if name == "SIGKILL" else ""
+        return f"killed by {name}{memory}; its last words: {last}"
 
 
 @dataclass
@@ -52,12 +67,34 @@ class _Running:
     job: LocalJob
     process: subprocess.Popen[bytes]
     log: IO[bytes]
+    begins: int
+    """Where in the log its own words begin."""
+
+    def close(self) -> None:
+        """Let go of its files."""
+        self.log.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+    def ended(self) -> Ended:
+        """What is left of it."""
+        self.close()
+        with self.job.log.open("rb") as log:
+            log.seek(self.begins)
+            said = log.read().decode("utf-8", errors="replace")
+        return Ended(job=self.job, status=self.process.returncode, said=said)
 
 
 def run_locally(
-    jobs: Sequence[LocalJob], *, parallel: int, environment: Mapping[str, str]
+    jobs: Sequence[LocalJob],
+    *,
+    parallel: int,
+    environment: Mapping[str, str],
+    keep_open: Sequence[int] = (),
 ) -> Iterator[Ended]:
     """Run the jobs in their order, `parallel` at a time, and give each as it ends.
+
+    `keep_open` are file descriptors that every process inherits, a lock's say.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, after every process that was running has ended by one of its own.
@@ -66,28 +103,29 @@ def run_locally(
     with _stopped_together(running):
         while waiting or running:
             while waiting and len(running) < parallel:
-                running.append(_started(waiting.pop(0), environment))
+                running.append(_started(waiting.pop(0), environment, keep_open))
             ended = [each for each in running if each.process.poll() is not None]
             for each in ended:
                 running.remove(each)
-                each.log.close()
-                yield Ended(job=each.job, status=each.process.returncode)
+                yield each.ended()
             if not ended:
                 time.sleep(LOOK_EVERY)
 
 
-def _started(job: LocalJob, environment: Mapping[str, str]) -> _Running:
+def _started(job: LocalJob, environment: Mapping[str, str], keep_open: Sequence[int]) -> _Running:
     job.log.parent.mkdir(parents=True, exist_ok=True)
     log = job.log.open("ab")
+    begins = log.seek(0, os.SEEK_END)
     process = subprocess.Popen(  # noqa: S603 - this very Python, with arguments of ours
         job.command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=log,
         stderr=subprocess.STDOUT,
         env=dict(environment),
         start_new_session=True,
+        pass_fds=keep_open,
     )
-    return _Running(job, process, log)
+    return _Running(job, process, log, begins)
 
 
 @contextmanager
@@ -100,7 +138,17 @@ def _stopped_together(running: Sequence[_Running]) -> Iterator[None]:
             each.process.send_signal(signal.SIGINT)
         for each in running:
             each.process.wait()
-            each.log.close()
+            each.close()
+
+
+def end_with_sweep() -> None:
+    """Interrupt this process, one of `run_locally`, once the one that started it is gone."""
+
+    def wait() -> None:
+        os.read(sys.stdin.fileno(), 1)  # through sys.stdin, its lock would be missed when the program ends
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def threads_for(parallel: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -1,25 +1,10 @@
 """What a sweep runs, before any of it: one TOML file becomes a list of runs, the same every time.
 
-    sweep.toml  ->  [PlannedRun(name, cell, seed, changes, overrides), ...]
-
-    recipe = "cifar_k3.toml"            # seen from the sweep's file
-    seeds = [0, 1, 2]                   # every run once a seed
-    [set]                               # of all runs, over the recipe
-    store = "cifar.zarr"
-    [grid]                              # every combination
-    num_phases = [1, 2, 3, 4]
-    stage1.steps = [100, 200]
-    [random]                            # so many draws of all these keys together
-    draws = 8
-    [random.keys]
-    stage1.learning_rate = { min = 1e-5, max = 1e-3, log = true }
-    model.depth = { choice = ["raw", "normalised", "none"] }
-    [[cells]]                           # named variants; grid, random and seeds hold for each
-    name = "teacher forcing only"
-    set = { stage1.only_teacher_forcing = true }
+    SweepConfig (`sweep_config.py` shows a file)  ->  [PlannedRun(name, cell, seed, changes, overrides), ...]
 
 A draw is a function of the sweep's seed, its number and its key alone, so that a longer sweep begins with the
-shorter one's runs.
+shorter one's runs. A run's name, its folder, depends on the run alone, so that a sweep whose file has grown
+finds what it has made.
 """
 
 from __future__ import annotations
@@ -27,202 +12,184 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from activault.store import ConfigError
+
+from .baselines import REPEATED, BaselineName
+from .sweep_config import Cell, Draw, RandomDraws, SweepConfig
 
 if TYPE_CHECKING:
     from activault.train import TrainRecipe
 
-__all__ = ["Cell", "Draw", "PlannedRun", "RandomDraws", "SweepConfig", "load_sweep", "plan_runs"]
+__all__ = ["PlannedBaseline", "PlannedRun", "plan_runs"]
 
 TABLES = ("model", "stage1", "stage2")
 """Tables of a recipe; whatever stands deeper is a value."""
 LONGEST_NAME = 100
+SEED_LIKE = "control_seed"
+"""Draws of a control are compared as seeds are: by their mean and spread."""
 
 
-class Draw(BaseModel):
-    """Where a random value comes from."""
+@dataclass(frozen=True, kw_only=True)
+class PlannedBaseline:
+    """A model that is not trained."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    choice: tuple[Any, ...] | None = Field(default=None, min_length=1)
-    """One of these; or between `min` and `max`."""
-    min: float | None = None
-    """Least value."""
-    max: float | None = None
-    """Largest value."""
-    log: bool = False
-    """Whether the value's logarithm is spread evenly."""
-    integer: bool = False
-    """Whether it is a whole number."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Draw:
-        between = self.min is not None and self.max is not None and self.min < self.max
-        if (self.choice is None) != between or (self.choice and (self.min, self.max) != (None, None)):
-            raise ValueError("a draw has a choice, or a min below a max")
-        if self.log and (self.min is None or self.min <= 0):
-            raise ValueError(f"a draw on a log scale has a min above 0; got {self.min}")
-        return self
-
-    def value(self, rng: np.random.Generator) -> Any:
-        """One value."""
-        if self.choice is not None:
-            return self.choice[int(rng.integers(len(self.choice)))]
-        assert self.min is not None, "checked when it was made"
-        assert self.max is not None, "checked when it was made"
-        if self.log:
-            drawn = math.exp(rng.uniform(math.log(self.min), math.log(self.max)))
-        else:
-            drawn = float(rng.uniform(self.min, self.max))
-        return round(drawn) if self.integer else float(f"{drawn:.6g}")
-
-
-class RandomDraws(BaseModel):
-    """Random search over some keys together."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    draws: int = Field(ge=1)
-    """How many."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of all of them."""
-    keys: dict[str, Any]
-    """A draw a key."""
-
-
-class Cell(BaseModel):
-    """One named variant."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(min_length=1)
-    """What tables and figures call it."""
-    set: dict[str, Any] = {}
-    """Its keys, over those of the sweep."""
-    grid: dict[str, Any] = {}
-    """More keys with several values, for this cell alone."""
-    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
-    """Seeds of its own."""
-
-
-class SweepConfig(BaseModel):
-    """All of a sweep."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    recipe: str = Field(min_length=1)
-    """Path of the recipe, seen from the sweep's file."""
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
-    """Seeds of every run."""
-    set: dict[str, Any] = {}
-    """Keys of all runs, over the recipe."""
-    grid: dict[str, Any] = {}
-    """Keys with several values; every combination is run."""
-    random: RandomDraws | None = None
-    """Random search."""
-    cells: tuple[Cell, ...] = ()
-    """Named variants."""
-    probe: bool = True
-    """Whether every run is probed; R2 on the test rows is measured anyway."""
+    name: BaselineName
+    """Which one."""
+    num_phases: int
+    """Its phases; 1 for identity, which has none."""
+    cost: Literal["ncut", "sum", "greedy"]
+    """Cost by which they are found."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One run of a sweep."""
+    """One run of a sweep, or one baseline beside the runs."""
 
     name: str
     """Its folder, and its name in tables."""
     cell: str
     """Its configuration, which runs of other seeds share."""
-    seed: int
-    """The recipe's seed."""
+    seed: int | None
+    """The recipe's seed; a baseline has none."""
     changes: Mapping[str, Any]
     """What it sets over the recipe, by dotted key."""
     overrides: tuple[str, ...]
     """The same as `--set` takes it."""
     recipe: TrainRecipe
-    """The whole recipe."""
+    """The whole recipe; of a baseline, the one that its store and cost are from."""
+    baseline: PlannedBaseline | None = None
+    """What it is where it is no run."""
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of all its stages."""
+        if self.baseline is not None:
+            return 0
+        recipe = self.recipe
+        phases = recipe.num_phases or len(recipe.groups or (*(recipe.cuts or ()), 0))
+        return recipe.stage1.steps * phases + recipe.stage2.steps
 
-def load_sweep(path: Path) -> SweepConfig:
-    """The sweep of a TOML file.
-
-    Raises:
-        ConfigError: the file is absent or no TOML, or a key or a value of it does not fit.
-    """
-    try:
-        return SweepConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as exc:
-        raise ConfigError(f"a sweep is a TOML file that can be read; got {path} ({exc.strerror})") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"a sweep is a TOML file; {path} is not: {exc}") from exc
-    except ValidationError as exc:
-        fault = exc.errors()[0]
-        key = ".".join(map(str, fault["loc"]))
-        known = ", ".join(SweepConfig.model_fields)
-        hint = f"; keys are {known}" if fault["type"] == "extra_forbidden" else ""
-        raise ConfigError(f"{path}: {key}: {fault['msg'].removeprefix('Value error, ')}{hint}") from exc
+    @property
+    def num_updates(self) -> int:
+        """Updates of each block: those of its phase alone and those of the closed loop."""
+        return 0 if self.baseline is not None else self.recipe.stage1.steps + self.recipe.stage2.steps
 
 
 def plan_runs(sweep: SweepConfig, folder: Path) -> list[PlannedRun]:
-    """Every run, in the order of the file; `folder` is that of the sweep's file.
+    """Every run in the order of the file, then the baselines; `folder` is that of the sweep's file.
 
     Raises:
         ConfigError: a run's recipe does not fit, or two runs are the same.
     """
-    from activault.train import load_recipe
-
     runs: dict[str, PlannedRun] = {}
-    for cell, seed, changes in _combinations(sweep):
-        overrides = tuple(f"{key}={_toml(value)}" for key, value in changes.items())
-        name = _file_name(f"{cell} seed={seed}")
-        try:
-            recipe = load_recipe(folder / sweep.recipe, overrides)
-        except ConfigError as exc:
-            raise ConfigError(f"run {name!r} of the sweep: {exc}") from exc
-        if name in runs:
+    for run in itertools.chain(_trained(sweep, folder), _baselines(sweep, folder)):
+        if run.name in runs:
             raise ConfigError(
-                f"runs of a sweep differ by name; {name!r} comes twice: give its cells names of their own"
+                f"runs of a sweep differ by name; {run.name!r} comes twice: give its cells names of their own"
             )
-        runs[name] = PlannedRun(
-            name=name, cell=cell, seed=seed, changes=changes, overrides=overrides, recipe=recipe
-        )
+        runs[run.name] = run
     return list(runs.values())
 
 
-def _combinations(sweep: SweepConfig) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """(configuration's name, seed, what it sets) of every run."""
+def _trained(sweep: SweepConfig, folder: Path) -> Iterator[PlannedRun]:
+    for cell, words, seed, changes in _combinations(sweep):
+        text = f"{' '.join([cell, *words.values()])} seed={seed}"
+        shared = " ".join([cell, *(word for key, word in words.items() if key != SEED_LIKE)])
+        overrides, name = _overrides(changes), _file_name(text.strip())
+        recipe = _recipe(f"run {name!r} of the sweep", folder / sweep.recipe, overrides)
+        yield PlannedRun(
+            name=name,
+            cell=shared.strip() or "run",
+            seed=seed,
+            changes=changes,
+            overrides=overrides,
+            recipe=recipe,
+        )
+
+
+def _baselines(sweep: SweepConfig, folder: Path) -> Iterator[PlannedRun]:
+    if sweep.baselines is None:
+        return
+    overrides = _overrides(_flat(sweep.set))
+    recipe = _recipe("the sweep's baselines", folder / sweep.recipe, overrides)
+    for name in sweep.baselines.names:
+        for k in (1,) if name == "identity" else sweep.baselines.num_phases:
+            spoken = REPEATED if name == "repeated" else name
+            yield PlannedRun(
+                name=_file_name(f"baseline {name}" if name == "identity" else f"baseline {name} k={k}"),
+                cell=spoken if name == "identity" else f"{spoken} k={k}",
+                seed=None,
+                changes={},
+                overrides=overrides,
+                recipe=recipe,
+                baseline=PlannedBaseline(name=name, num_phases=k, cost=recipe.cost),
+            )
+
+
+def _recipe(whose: str, path: Path, overrides: Sequence[str]) -> TrainRecipe:
+    from activault.train import load_recipe
+
+    try:
+        recipe = load_recipe(path, overrides)
+    except ConfigError as exc:
+        raise ConfigError(f"{whose}: {exc}") from exc
+    if recipe.split == "all":
+        raise ConfigError(
+            f"{whose}: a sweep measures on test rows, and split = 'all' trains on them; leave the key out"
+        )
+    return recipe
+
+
+def _overrides(changes: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{key}={_toml(value)}" for key, value in changes.items())
+
+
+def _combinations(sweep: SweepConfig) -> Iterator[tuple[str, dict[str, str], int, dict[str, Any]]]:
+    """(cell's name, words for what varies by key, seed, what it sets) of every run."""
     for cell in sweep.cells or (Cell(name="run"),):
         fixed = _flat(sweep.set) | _flat(cell.set)
         grid = _flat(sweep.grid) | _flat(cell.grid)
-        for key, values in grid.items():
-            if not isinstance(values, list) or not values:
-                raise ConfigError(f"grid key {key} has a list of values; got {values!r}")
+        drawn_keys = {} if sweep.random is None else _flat(sweep.random.keys)
+        _check_keys(sweep, cell, grid, drawn_keys)
         for values in itertools.product(*grid.values()):
             chosen = dict(zip(grid, values, strict=True))
-            for words, drawn in _draws(sweep.random):
-                varied = {**chosen, **drawn}
-                words = [f"{key}={_spoken(value)}" for key, value in chosen.items()] + words
-                named = " ".join([cell.name, *words] if sweep.cells or not words else words)
+            words = {key: f"{key}={_spoken(value)}" for key, value in chosen.items()}
+            for draw, drawn in _draws(sweep.random):
+                named = cell.name if sweep.cells or not (words or draw) else ""
                 for seed in cell.seeds or sweep.seeds:
-                    yield named, seed, {**fixed, **varied, "seed": seed}
+                    yield named, {**words, **draw}, seed, {**fixed, **chosen, **drawn, "seed": seed}
 
 
-def _draws(random: RandomDraws | None) -> Iterator[tuple[list[str], dict[str, Any]]]:
+def _check_keys(sweep: SweepConfig, cell: Cell, grid: Mapping[str, Any], drawn: Mapping[str, Any]) -> None:
+    """Refuse what would be laid over in silence: a run would then not be what its name says."""
+    where = f"cell {cell.name!r}" if sweep.cells else "the sweep"
+    given = {**_flat(sweep.set), **_flat(cell.set), **grid, **drawn}
+    if "seed" in given:
+        raise ConfigError(f"seeds of runs are given as seeds = [0, 1]; {where} sets the key seed itself")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"grid key {key} has a list of values; got {values!r}")
+    tables = {"set": {**({} if sweep.cells else _flat(sweep.set)), **_flat(cell.set)}, "grid": grid}
+    for (one, first), (other, second) in itertools.combinations({**tables, "random": drawn}.items(), 2):
+        if both := sorted(set(first) & set(second)):
+            raise ConfigError(
+                f"a key has its value from one place; {where} has {both[0]} in {one} and {other}"
+            )
+
+
+def _draws(random: RandomDraws | None) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
     """A word for the name and the values of every draw; one without either where nothing is drawn."""
     if random is None:
-        yield [], {}
+        yield {}, {}
         return
     keys = {key: _draw_of(key, value) for key, value in _flat(random.keys).items()}
     for number in range(random.draws):
@@ -230,7 +197,7 @@ def _draws(random: RandomDraws | None) -> Iterator[tuple[list[str], dict[str, An
         for key, draw in keys.items():
             place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
             drawn[key] = draw.value(np.random.default_rng([random.seed, number, place]))
-        yield [f"draw={number}"], drawn
+        yield {"": f"draw={number}"}, drawn
 
 
 def _draw_of(key: str, value: Any) -> Draw:
@@ -270,6 +237,7 @@ def _spoken(value: Any) -> str:
 def _file_name(text: str) -> str:
     """A name that every file system takes, and that differs where the text does."""
     name = re.sub(r"[^\w.=+-]+", "_", text).strip("_.")
-    if len(name) <= LONGEST_NAME:
+    # Without their brackets [[1, 2], [3]] and [[1], [2, 3]] read alike.
+    if len(name) <= LONGEST_NAME and not re.search(r"[\[{]", text):
         return name
     return f"{name[:LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -5,12 +5,12 @@
     RUN/result.json     R2 and other figures, retentions, losses; written last: a run that has it is finished
 
 A process a run keeps a failure to itself, and gives its memory back. With "measure": true nothing is kept: it
-prints what a step takes.
+prints what a step takes. With --while-read it ends, after a checkpoint, when whoever holds the other end of
+its standard input is gone: a sweep that was killed leaves no run at work behind.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import tempfile
@@ -22,26 +22,14 @@ from typing import Any
 from activault.store import ActivaultError, ConfigError, open_store
 
 from .run_training import train_run
+from .sweep_baseline import baseline_result
+from .sweep_local import end_with_sweep
+from .sweep_result import RESULT, job_hash
 
-__all__ = ["job_hash", "main", "read_result"]
+__all__ = ["WHILE_READ", "main"]
 
 MEASURED_STEPS = 4
-RESULT = "result.json"
-
-
-def job_hash(job: Mapping[str, Any]) -> str:
-    """Hash of what a run is made from."""
-    told = {key: job[key] for key in ("recipe_identity", "store", "probe")}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-
-def read_result(run: Path, job: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The result of a finished run of this job; None where there is none, or one of another job."""
-    try:
-        result = json.loads((run / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return result if isinstance(result, dict) and result.get("job") == job_hash(job) else None
+WHILE_READ = "--while-read"
 
 
 def main(job_path: str) -> int:
@@ -50,8 +38,10 @@ def main(job_path: str) -> int:
     try:
         if job.get("measure"):
             sys.stdout.write(json.dumps(_measured(job)) + "\n")
+        elif "baseline" in job["recipe_identity"]:
+            _keep(job, baseline_result(job))
         else:
-            _carry_out(job)
+            _keep(job, _run_result(job))
     except KeyboardInterrupt:
         return 130
     except ActivaultError as exc:
@@ -60,10 +50,16 @@ def main(job_path: str) -> int:
     return 0
 
 
-def _carry_out(job: Mapping[str, Any]) -> None:
+def _keep(job: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    from activault.train.checkpoint import write_json
+
+    Path(job["out"]).mkdir(parents=True, exist_ok=True)
+    write_json(Path(job["out"]) / RESULT, {"job": job_hash(job), **result})
+
+
+def _run_result(job: Mapping[str, Any]) -> dict[str, Any]:
     from activault.extract.machine import choose_device
     from activault.train import evaluate_rollout, load_run
-    from activault.train.checkpoint import write_json
 
     from .phases import rows_of
 
@@ -72,19 +68,16 @@ def _carry_out(job: Mapping[str, Any]) -> None:
         Path(job["recipe"]), out, overrides=job["overrides"], device=job["device"], quiet=True
     )
     device, run = choose_device(job["device"]), load_run(out)
-    store = open_store(run.recipe.store)
+    store = open_store(job["store"])  # which may have moved since the run was begun
     rollout = evaluate_rollout(run.model.to(device), store, rows_of(store, "test"), device=device)
-    probe, why_not = _probe(run.recipe.store, out, job) if job["probe"] else (None, "not asked for")
-    result = {
-        "job": job_hash(job),
-        "cuts": list(run.cuts),
+    probe, why_not = _probe(job["store"], out, job) if job["probe"] else (None, "not asked for")
+    return {
         "num_parameters": summary.num_parameters,
         "stages": [asdict(stage) for stage in summary.stages],
         "rollout": {"mean_r2": rollout.mean_r2, **rollout.to_dict()},
         "probe": probe,
         "no_probe": why_not,
     }
-    write_json(out / RESULT, result)
 
 
 def _probe(store: str, out: Path, job: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
@@ -116,4 +109,6 @@ def _measured(job: Mapping[str, Any]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    if WHILE_READ in sys.argv[2:]:
+        end_with_sweep()
     sys.exit(main(sys.argv[1]))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from activault.analyze import Cost as PhaseCost
 from activault.analyze import max_cut_phases
 from activault.store import ConfigError, Store, WeightsError
 
@@ -76,7 +77,7 @@ def chosen_phases(recipe: TrainRecipe, store: Store, out: Path, *, quiet: bool) 
     return ChosenPhases(cuts=found)
 
 
-def config_of_phases(store: Store, k: int, *, quiet: bool) -> RaptorConfig:
+def config_of_phases(store: Store, k: int, *, cost: PhaseCost = "ncut", quiet: bool) -> RaptorConfig:
     """The shape of a Raptor of k phases found from the store, for baselines without a run beside them.
 
     Raises:
@@ -85,7 +86,7 @@ def config_of_phases(store: Store, k: int, *, quiet: bool) -> RaptorConfig:
     from activault.train import RaptorConfig
 
     teacher = store.manifest.teacher
-    cuts = max_cut_phases(training_similarity(store, quiet=quiet), k, "ncut").cuts
+    cuts = max_cut_phases(training_similarity(store, quiet=quiet), k, cost).cuts
     return RaptorConfig(dim=teacher.dim, num_heads=1, num_layers=teacher.num_blocks, cuts=cuts)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from PIL import Image
 
 from activault.extract.backbone import load_backbone, save_teacher
+from activault.jobs import sweep as sweep_module
+from activault.jobs import sweep_run
 from activault.jobs.cli import main
+from activault.jobs.sweep_local import Ended, LocalJob
 
 RECIPE = """
 store = "{store}"
@@ -122,3 +126,33 @@ def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run") / "k3"
     assert main(["train", str(recipe), "--out", str(path), "--device", "cpu", "--json"]) == 0
     return path
+
+
+@pytest.fixture(scope="session")
+def in_this_process() -> Callable[[list[str]], Callable[..., Iterator[Ended]]]:
+    """A stand-in for `run_locally`, where torch is there already; it notes the jobs that it carries out."""
+
+    def stand_in(names: list[str]) -> Callable[..., Iterator[Ended]]:
+        def here(jobs: Sequence[LocalJob], **_: Any) -> Iterator[Ended]:
+            for job in jobs:
+                names.append(job.name)
+                job.log.parent.mkdir(parents=True, exist_ok=True)
+                whole, sys.stderr = sys.stderr, job.log.open("w")
+                try:
+                    status = sweep_run.main(job.command[-2])
+                finally:
+                    sys.stderr.close()
+                    sys.stderr = whole
+                yield Ended(job=job, status=status, said=job.log.read_text())
+
+        return here
+
+    return stand_in
+
+
+@pytest.fixture
+def carried_out(in_this_process: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of a sweep's jobs, as they are carried out in this process."""
+    names: list[str] = []
+    monkeypatch.setattr(sweep_module, "run_locally", in_this_process(names))
+    return names

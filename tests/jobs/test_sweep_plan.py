@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from activault.jobs.sweep_plan import PlannedRun, load_sweep, plan_runs
+from activault.jobs.sweep_config import load_sweep
+from activault.jobs.sweep_plan import PlannedRun, plan_runs
+from activault.jobs.sweep_result import hash_of
 from activault.store import ConfigError
 
 SWEEPS = sorted((Path(__file__).parents[2] / "recipes" / "sweeps").glob("*.toml"))
@@ -20,6 +22,28 @@ warmup_steps = 5
 steps = 200
 warmup_steps = 5
 """
+
+STUDY = {
+    "blocks_from_random_seed=0": "457dbbc4",
+    "k=3_full_length_seed=0": "7f5d7928",
+    "k=3_full_length_seed=1": "37b72c57",
+    "k=3_full_length_seed=2": "de6463cc",
+    "ladder_1_teacher_forcing_only_seed=0": "24de9825",
+    "ladder_2_+_annealed_roll-out_seed=0": "8d402ef6",
+    "ladder_3_+_depth_conditioning_seed=0": "2693cc32",
+    "ladder_4_+_token_weights_seed=0": "8ff4b1e7",
+    "last_layer_alone_seed=0": "679ca8ab",
+    "phases_num_phases=1_seed=0": "1073db27",
+    "phases_num_phases=2_seed=0": "0b7a9cb6",
+    "phases_num_phases=3_seed=0": "0fd7a4b3",
+    "phases_num_phases=4_seed=0": "ecfdf7c3",
+    "random_contiguous_phases_control_seed=0_seed=0": "639b7af0",
+    "random_contiguous_phases_control_seed=1_seed=0": "097e4eb8",
+    "random_contiguous_phases_control_seed=2_seed=0": "df242124",
+    "shuffled_phases_control_seed=0_seed=0": "f8823edf",
+    "shuffled_phases_control_seed=1_seed=0": "aae6040f",
+    "shuffled_phases_control_seed=2_seed=0": "735a8168",
+}
 
 
 @pytest.fixture
@@ -105,13 +129,41 @@ def test_overrides_can_be_typed_after_set(folder: Path) -> None:
     [
         ("[grid]\nstage1.stepz = [1]", r"run 'stage1\.stepz=1_seed=0' .*unknown key stage1\.stepz"),
         ("[grid]\nnum_phases = 3", r"grid key num_phases has a list of values; got 3"),
-        ("sedes = [1]", r"sweep\.toml: sedes: .*; keys are recipe, seeds, set, grid"),
+        ("sedes = [1]", r"sweep\.toml: unknown key sedes; keys here are recipe, seeds, set, grid"),
         (
-            "[random]\ndraws = 1\nkeys = { seed = { min = 3, max = 1 } }",
+            '[[cells]]\nname = "a"\nsteps = 3',
+            r"unknown key cells\.0\.steps; keys here are name, set, grid, seeds",
+        ),
+        ("[[cells]]\nset = {}", r"key cells\.0\.name is missing; a sweep gives it"),
+        ("[random]\nkeys = {}\ndraw = 1", r"key random\.draws is missing"),
+        ('seeds = ["a"]', r"seeds\.0 = 'a' does not fit: "),
+        ("seeds = []", r"seeds = \[\] does not fit: "),
+        (
+            "[set]\nseed = 3",
+            r"seeds of runs are given as seeds = \[0, 1\]; the sweep sets the key seed itself",
+        ),
+        ('[[cells]]\nname = "a"\ngrid = { seed = [1, 2] }', r"seeds = \[0, 1\]; cell 'a' sets the key seed"),
+        (
+            '[grid]\nstage1.steps = [50]\n[[cells]]\nname = "a"\nset = { stage1.steps = 60 }',
+            r"a key has its value from one place; cell 'a' has stage1\.steps in set and grid",
+        ),
+        (
+            "[grid]\nstage1.steps = [50]\n[random]\ndraws = 1\nkeys = { stage1.steps = { choice = [1] } }",
+            r"the sweep has stage1\.steps in grid and random",
+        ),
+        ('[set]\nsplit = "all"', r"a sweep measures on test rows, and split = 'all' trains on them"),
+        ('[baselines]\nnames = ["mean"]', r"baselines\.names\.0 = 'mean' does not fit: .*'repeated'"),
+        (
+            '[baselines]\nnames = ["linear"]\nnum_phases = [0]',
+            r"a baseline has at least 1 phase; got num_phases \[0\]",
+        ),
+        ('[baselines]\nkinds = ["linear"]', r"key baselines\.names is missing"),
+        (
+            "[random]\ndraws = 1\nkeys = { stage1.steps = { min = 3, max = 1 } }",
             r"has a choice, or a min below a max",
         ),
         (
-            "[random]\ndraws = 1\nkeys = { seed = { min = 0, max = 1, log = true } }",
+            "[random]\ndraws = 1\nkeys = { stage1.steps = { min = 0, max = 1, log = true } }",
             r"on a log scale has a min above 0; got 0\.0",
         ),
         ('[[cells]]\nname = "a"\n[[cells]]\nname = "a"', r"'a_seed=0' comes twice: give its cells names"),
@@ -133,3 +185,41 @@ def test_long_names_stay_apart(folder: Path) -> None:
     runs = planned(folder, f"[grid]\nstore = [{values}]")
     assert len({run.name for run in runs}) == 3
     assert all(len(run.name) < 120 for run in runs)
+
+
+def test_lists_in_a_grid_make_runs_of_their_own(folder: Path) -> None:
+    (folder / "base.toml").write_text(RECIPE.replace("num_phases = 3\n", ""))
+    groups = [[[1, 2], [3]], [[1], [2, 3]]]
+    runs = planned(folder, f"[grid]\ngroups = {groups}")
+    assert [run.recipe.groups for run in runs] == [((1, 2), (3,)), ((1,), (2, 3))]
+    assert len({run.name for run in runs}) == 2
+    assert runs[0].cell == "groups=[[1, 2], [3]]"
+
+
+def test_draws_of_a_control_are_one_configuration(folder: Path) -> None:
+    cell = 'name = "random"\nset = { control = "random" }\ngrid = { control_seed = [0, 1] }'
+    runs = planned(folder, f"[[cells]]\n{cell}")
+    assert [run.name for run in runs] == ["random_control_seed=0_seed=0", "random_control_seed=1_seed=0"]
+    assert [run.cell for run in runs] == ["random", "random"]
+
+
+def test_baselines_come_last_one_a_number_of_phases(folder: Path) -> None:
+    table = '[baselines]\nnames = ["identity", "repeated", "power"]\nnum_phases = [1, 3]'
+    runs = planned(folder, f'set = {{ cost = "sum" }}\n{table}')
+    assert [(run.name, run.cell) for run in runs[1:]] == [
+        ("baseline_identity", "identity"),
+        ("baseline_repeated_k=1", "untrained blocks k=1"),
+        ("baseline_repeated_k=3", "untrained blocks k=3"),
+        ("baseline_power_k=1", "power k=1"),
+        ("baseline_power_k=3", "power k=3"),
+    ]
+    assert {run.baseline.cost for run in runs[1:] if run.baseline} == {"sum"}
+    assert [run.num_steps for run in runs] == [500, 0, 0, 0, 0, 0]
+
+
+def test_the_study_of_cifar_is_what_it_was() -> None:
+    """Names and recipes, which runs that are made already go by; a change here makes them anew."""
+    path = next(path for path in SWEEPS if path.stem == "cifar")
+    runs = [run for run in plan_runs(load_sweep(path), path.parent) if run.baseline is None]
+    told = {run.name: hash_of(run.recipe.identity())[:8] for run in runs}
+    assert told == STUDY
