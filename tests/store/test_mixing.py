@@ -150,6 +150,23 @@ def test_a_chunk_is_read_for_each_of_its_rows_at_most() -> None:
     assert list(shortcomings(mixed, plan, labels, 64)) == []
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "changes", "window_rows"),
+    [
+        (26_000, {}, 2199),
+        (1_500, {}, 1532),
+        (26_000, {"reads_per_chunk": 2}, 1056),
+        (26_000, {"mixed_rows": 128}, 4366),
+        (26_000, {"in_source_order": False}, 167),
+        (26_000, {"in_source_order": False, "pool_bytes": 1 << 31}, 334),
+    ],
+    ids=str,
+)
+def test_windows_stay_for_ever(num_rows: int, changes: dict[str, Any], window_rows: int) -> None:
+    """Runs that are begun without saying it must mix their rows as they do today."""
+    assert chosen(np.arange(num_rows), **changes).window_rows == window_rows
+
+
 def test_memory_is_asked_for_only_where_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked() -> int:
         raise AssertionError
