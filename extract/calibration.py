@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 
 from activault.store import ImageSourceError, NonFiniteError
-from activault.store.cores import num_cores
 from activault.store.errors import PrecisionError
 from activault.store.layout import TokenLayout
 from activault.store.manifest import Quantisation
@@ -27,7 +26,7 @@ from activault.store.quantise import PatchMoments
 from .arithmetic import Arithmetic, Forward, exact_arithmetic
 from .backbone import Backbone
 from .decode import quiet_decoders
-from .decoders import Decoded
+from .decoders import Decode
 from .options import ExtractOptions
 from .tokens import kept_tokens
 
@@ -47,7 +46,7 @@ _STREAM: Final = 0xCA11
 
 def calibrate(
     backbone: Backbone,
-    decode: Callable[[int], Decoded],
+    decode: Decode,
     *,
     num_rows: int,
     layers: Collection[int],
@@ -89,7 +88,7 @@ def calibrate(
 
 def calibration_for(
     backbone: Backbone,
-    decode: Callable[[int], Decoded],
+    decode: Decode,
     num_rows: int,
     options: ExtractOptions,
     most_rows: int = CALIBRATION_ROWS,
@@ -104,7 +103,7 @@ def calibration_for(
             layers=layers,
             layout=layout,
             seed=options.seed,
-            workers=options.workers or num_cores(),
+            workers=options.num_workers,
             arithmetic=options.arithmetic,
             most_rows=most_rows,
         )
@@ -112,7 +111,7 @@ def calibration_for(
     return steps
 
 
-def _good(decode: Callable[[int], Decoded], rows: Rows, workers: int) -> Iterator[Pixels]:
+def _good(decode: Decode, rows: Rows, workers: int) -> Iterator[Pixels]:
     """Pixels of the rows whose image is good, in the order of `rows`."""
     with ThreadPoolExecutor(workers, "calibrate") as threads:
         for start in range(0, len(rows), _BATCH):

@@ -27,13 +27,13 @@ from .arithmetic import Arithmetic, Forward, exact_arithmetic
 from .backbone import Backbone
 from .batch_size import AskedBatch, choose_batch_size
 from .decode import quiet_decoders
-from .decoders import Decoded, Decoder, without_pixels
+from .decoders import Decode, Decoded, Decoder, without_pixels
 from .engines import CoreEngine, Engine, engine_for
 from .memory import device_peak, host_peak, start_counting
 from .publisher import Publisher
 from .stalls import StallTimes
 
-__all__ = ["Decoded", "Progress", "StallTimes", "capture", "without_pixels"]
+__all__ = ["Decode", "Decoded", "Progress", "StallTimes", "capture", "without_pixels"]
 
 Progress = Callable[[int, int], None]
 """Called with rows done and rows in all."""
@@ -42,7 +42,7 @@ Progress = Callable[[int, int], None]
 def capture(
     writer: ShardWriter,
     backbone: Backbone,
-    decode: Callable[[int], Decoded],
+    decode: Decode,
     *,
     batch_size: AskedBatch,
     workers: int,
@@ -95,7 +95,7 @@ class _Capture:
         self,
         writer: ShardWriter,
         engine: Engine,
-        decode: Callable[[int], Decoded],
+        decode: Decode,
         workers: int,
         progress: Progress | None,
     ) -> None:

@@ -19,11 +19,10 @@ of 64 megapixels then takes 20 s; nothing waits for ever.
 from __future__ import annotations
 
 import struct
-import threading
 import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Final, Literal
@@ -34,6 +33,7 @@ from PIL import Image, UnidentifiedImageError
 from activault.store.files import xxh3
 
 from .fast_jpeg import fast_rgb
+from .process_wide import ProcessWide
 
 __all__ = [
     "EXTENSIONS",
@@ -209,42 +209,21 @@ def _high_byte(image: Image.Image) -> Image.Image:
     return Image.fromarray((values >> 8).astype(np.uint8))
 
 
-class _Quiet:
-    """Holds Pillow's warnings back while at least one thread is decoding.
-
-    Python's filters are the process's, not the thread's: whoever comes first sets them, whoever leaves last
-    restores them. A warning about one image among millions (a huge one, a bad EXIF block) helps nobody, and
-    where warnings are errors it would turn a good image into a bad one.
-    """
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._users = 0
-        self._saved = ExitStack()
-
-    def enter(self) -> None:
-        with self._guard:
-            self._users += 1
-            if self._users == 1:
-                self._saved.enter_context(warnings.catch_warnings())
-                warnings.filterwarnings("ignore", module=r"PIL\.")
-                warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-
-    def leave(self) -> None:
-        with self._guard:
-            self._users -= 1
-            if self._users == 0:
-                self._saved.close()
-
-
-_QUIET = _Quiet()
-
-
 @contextmanager
-def quiet_decoders() -> Iterator[None]:
-    """Hold Pillow's warnings back; held over a whole extraction, the filters are set once."""
-    _QUIET.enter()
-    try:
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
         yield
-    finally:
-        _QUIET.leave()
+
+
+_shared_quiet: Final = ProcessWide(_quiet)
+
+
+def quiet_decoders() -> AbstractContextManager[None]:
+    """Hold Pillow's warnings back; held over a whole extraction, the filters are set once.
+
+    A warning about one image among millions (a huge one, a bad EXIF block) helps nobody, and where warnings
+    are errors it would turn a good image into a bad one.
+    """
+    return _shared_quiet()

@@ -23,7 +23,7 @@ from activault.store.samples import NO_CONTENT
 from .decode import BadImage
 from .stalls import StallTimes
 
-__all__ = ["Decoded", "Decoder", "without_pixels"]
+__all__ = ["Decode", "Decoded", "Decoder", "without_pixels"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,10 @@ class Decoded:
     outcome: Outcome
     pixels: UInt8[np.ndarray, "height width 3"] | None
     """None if the image was bad."""
+
+
+Decode = Callable[[int], Decoded]
+"""A row's pixels, by its number."""
 
 
 def without_pixels(image: BadImage) -> Decoded:
@@ -52,7 +56,7 @@ class Decoder:
 
     def __init__(
         self,
-        decode: Callable[[int], Decoded],
+        decode: Decode,
         rows: Iterable[int | None],
         workers: int,
         ahead: int,

@@ -11,13 +11,12 @@ few seconds (`measuring.py`), and its figures are scaled to the rows that are le
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from activault.store import Manifest, open_store
-from activault.store.cores import num_cores
 from activault.store.places import as_place, open_storage
 from activault.store.presence import is_finished
 from activault.store.root import read_root
@@ -25,14 +24,12 @@ from activault.store.root import read_root
 from .backbone import Backbone, load_backbone
 from .batch_size import choose_batch_size
 from .calibration import CALIBRATION_ROWS, calibration_for
-from .capture import Decoded
 from .file_times import seconds_a_file
 from .listing import ImageSource
 from .machine import choose_device
-from .matching import Planned, planned_at, refuse_other_request
+from .matching import planned_at, refuse_other_request
 from .measuring import Measurement, Speed, measure
 from .options import ExtractOptions
-from .order import Rows
 from .planning import plan_manifest, plan_table, row_order
 from .room import Room, room_at
 from .run import refuse_all_bad, row_decoder
@@ -113,7 +110,9 @@ def estimate(
     ).to(device)
     decode = row_decoder(source, order, backbone, options)
     tables = plan_table(source, order)
-    manifest = _planned(source, order, backbone, options, there, decode)
+    # Of few rows, so that the steps of int8 are a little finer than the store's.
+    steps = calibration_for(backbone, decode, len(order), options, _QUICK_CALIBRATION_ROWS)
+    manifest = plan_manifest(source, len(order), backbone, options, lambda: there, steps)
     left = manifest.held_shards if there is None else _unfinished(store, manifest)
     if not left:
         return _nothing_left(store, str(device))
@@ -124,47 +123,70 @@ def estimate(
         decode=decode,
         rows=_rows_of(manifest, left),
         arithmetic=options.arithmetic,
-        workers=options.workers or num_cores(),
+        workers=options.num_workers,
     )
     found = measure(work, batch_size=batch_size, seconds=seconds)
     num_teacher, teacher_bytes = _teacher_files(backbone, options)
     planned_bytes = teacher_bytes + tables.nbytes
     size = store_size(manifest, found, num_teacher, planned_bytes)
-    rows = sum(len(manifest.shard_range(shard)) for shard in left)
-    # What an unfinished store has besides its shards is written at the end: CARD.md and index.parquet.
-    files = size.num_files if there is None else len(left) * _files_of_a_shard(manifest) + 2
-    num_bytes = shards_bytes(manifest, found, found.bytes_a_row, rows, len(left))
-    num_bytes += planned_bytes if there is None else 0
-    first = min(CALIBRATION_ROWS, len(order)) if options.dtype == "int8" and there is None else 0
-    needed = (rows / options.world + first) / found.speed.images_a_second
+    new = (size.num_files, planned_bytes) if there is None else None
+    coming = _remaining(store, manifest, left, found, options, new)
     room = room_at(store)
     memory = memory_needs(manifest, found, on_cpu=device.type == "cpu", workers=options.local_world)
     return Estimate(
         store=str(store),
         device=str(device),
         size=size,
-        left=Remaining(
-            rows=rows,
-            shards=len(left),
-            files=files,
-            bytes=num_bytes,
-            workers=options.world,
-            seconds=needed,
-            disk_seconds=files / options.world * seconds_a_file() if isinstance(store, Path) else None,
-        ),
+        left=coming,
         speed=found.speed,
         memory=memory,
         room=room,
-        lacking=room.shortfall(num_bytes, files) or _lacking_on_the_way(store, num_bytes, len(left)),
+        lacking=room.shortfall(coming.bytes, coming.files) or _lacking_on_the_way(store, coming),
         notes=tuple(_notes(batch_size, size, found, room, memory)),
     )
 
 
-def _lacking_on_the_way(store: Path | str, num_bytes: int, num_shards: int) -> str | None:
+def _remaining(
+    store: Path | str,
+    manifest: Manifest,
+    shards: Sequence[int],
+    found: Measurement,
+    options: ExtractOptions,
+    new: tuple[int, int] | None,
+) -> Remaining:
+    """What some shards take, and the rest of the store.
+
+    Args:
+        store: its place.
+        manifest: of it.
+        shards: that are to come.
+        found: from rows of them.
+        options: the request.
+        new: all files of a store that is not there yet, and the bytes of those that are planned; else None.
+    """
+    rows, first = sum(len(manifest.shard_range(shard)) for shard in shards), 0
+    num_bytes = shards_bytes(manifest, found, found.bytes_a_row, rows, len(shards))
+    # What an unfinished store has besides its shards is written at the end: CARD.md and index.parquet.
+    files = len(shards) * _files_of_a_shard(manifest) + 2
+    if new is not None:
+        files, num_bytes = new[0], num_bytes + new[1]
+        first = min(CALIBRATION_ROWS, manifest.num_rows) if manifest.dtype == "int8" else 0
+    return Remaining(
+        rows=rows,
+        shards=len(shards),
+        files=files,
+        bytes=num_bytes,
+        workers=options.world,
+        seconds=(rows / options.world + first) / found.speed.images_a_second,
+        disk_seconds=files / options.world * seconds_a_file() if isinstance(store, Path) else None,
+    )
+
+
+def _lacking_on_the_way(store: Path | str, coming: Remaining) -> str | None:
     """What the folder for temporary files lacks: a shard lies there before it goes to a bucket."""
     if isinstance(store, Path):
         return None
-    return room_at(tempfile.gettempdir()).shortfall(num_bytes // max(1, num_shards), 0)
+    return room_at(tempfile.gettempdir()).shortfall(coming.bytes // max(1, coming.shards), 0)
 
 
 def _nothing_left(store: Path | str, device: str) -> Estimate:
@@ -219,23 +241,6 @@ def _notes(
             f"{size.num_files:,} files are many; fewer with more rows a shard (--shard-rows, in as much more "
             "memory), fewer layers or kinds of tokens"
         )
-
-
-def _planned(
-    source: ImageSource,
-    order: Rows,
-    backbone: Backbone,
-    options: ExtractOptions,
-    there: Planned | None,
-    decode: Callable[[int], Decoded],
-) -> Manifest:
-    """The manifest; steps of int8, if there are none yet, are from few rows, and so a little finer.
-
-    Raises:
-        StoreMismatchError: another store is there.
-    """
-    steps = calibration_for(backbone, decode, len(order), options, _QUICK_CALIBRATION_ROWS)
-    return plan_manifest(source, len(order), backbone, options, lambda: there, steps)
 
 
 def _teacher_files(backbone: Backbone, options: ExtractOptions) -> tuple[int, int]:

@@ -5,7 +5,7 @@ An opened store, a source and what was asked for in; a finished new part out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from activault.store.parts import part_samples
 from activault.store.sources import CopySource, open_source
 
 from .budget import FEWEST, ErrorBudget, parse_budget
-from .capture import Decoded, Progress, StallTimes
+from .capture import Decode, Decoded, Progress, StallTimes
 from .growth_begun import content_of, refuse_other_source
 from .growth_part import another_growth, compute_part, create_part, planned_part
 from .growth_request import Asked, settled, teacher_of, versions
@@ -30,8 +30,6 @@ from .order import Rows
 from .run import counted, row_decoder
 
 __all__ = ["AddedRows"]
-
-Decode = Callable[[int], Decoded]
 
 
 class AddedRows:

@@ -5,7 +5,6 @@ An opened store, a source and what was asked for in; a finished new part out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from activault.store.parts import part_samples
 
 from .backbone import Backbone
 from .calibration import calibration_for
-from .capture import Decoded, Progress, StallTimes
+from .capture import Decode, Progress, StallTimes
 from .growth_part import another_growth, compute_part, create_part, planned_part
 from .growth_request import Asked, asked_kinds, asked_layers, settled, teacher_of, versions
 from .growth_rows import places_of, refuse_missing
@@ -31,8 +30,6 @@ from .planning import planned_layout
 from .run import row_decoder
 
 __all__ = ["AddedArrays"]
-
-Decode = Callable[[int], Decoded]
 
 
 class AddedArrays:

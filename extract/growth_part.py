@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
 
 from activault.store import Manifest, Store, StoreMismatchError, create_store
-from activault.store.cores import num_cores
 from activault.store.files import disk_error
 from activault.store.growing import GROWING, growing_root, way_out
 from activault.store.growing_join import refuse_obstacles
@@ -26,7 +25,7 @@ from activault.store.sources import CopySource, open_source
 from activault.store.storage import Folder
 
 from .backbone import Backbone
-from .capture import Decoded, Progress, StallTimes, capture
+from .capture import Decode, Decoded, Progress, StallTimes, capture
 from .options import ExtractOptions
 from .workers import own_first
 
@@ -78,7 +77,7 @@ def compute_part(
     there: Store,
     part: CopySource,
     backbone: Backbone,
-    decode: Callable[[int], Decoded],
+    decode: Decode,
     options: ExtractOptions,
     progress: Progress | None,
 ) -> tuple[StallTimes, int]:
@@ -98,7 +97,7 @@ def compute_part(
             backbone,
             counted,
             batch_size=options.batch_size,
-            workers=options.workers or num_cores(),
+            workers=options.num_workers,
             progress=progress,
             shards=own_first(writer.unfinished, options.rank, options.world),
             arithmetic=options.arithmetic,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from activault.store import ConfigError, StoredDtype
+from activault.store.cores import num_cores
 from activault.store.leases import LEASE, MOST_LEASE
 from activault.store.manifest import Compression
 
@@ -149,6 +150,11 @@ class ExtractOptions:
         parse_budget(self.max_bad, 1)
         for condition in self.where:
             parse_condition(condition)
+
+    @property
+    def num_workers(self) -> int:
+        """Decoding threads."""
+        return self.workers or num_cores()
 
     @property
     def arithmetic(self) -> Arithmetic:

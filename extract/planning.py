@@ -22,6 +22,7 @@ from activault.store import (
 from activault.store.cores import memory_bytes
 from activault.store.grid import SHARD_BUFFER_BYTES
 from activault.store.manifest import Detail, Quantisation
+from activault.store.provenance import UNKNOWN
 
 from .architectures import activation_of, outline
 from .backbone import Backbone
@@ -115,9 +116,7 @@ def plan_manifest(
         quantisation = part.quantisation  # also where patches are left out
     else:
         quantisation = _quantisation(layers, kinds, layout, options, existing, calibrate)
-    told = {"license": "unknown", "citation": ""}
-    if there is not None:
-        told = {"license": there.manifest.license, "citation": there.manifest.citation}
+    license_, citation = _told(options, there)
     manifest = Manifest(
         num_rows=num_rows,
         layers=layers,
@@ -133,13 +132,22 @@ def plan_manifest(
         source=source.info,
         row_seed=row_seed(options),
         shards=None if part is None else part.shards,
-        license=told["license"] if options.license is None else options.license,
-        citation=told["citation"] if options.citation is None else options.citation,
+        license=license_,
+        citation=citation,
         details=tuple(sorted((choice_details(options) | _teacher_details(backbone)).items())),
     )
     if there is not None:
         refuse_other_manifest(there, manifest)
     return manifest
+
+
+def _told(options: ExtractOptions, there: Planned | None) -> tuple[str, str]:
+    """Licence and citation: as they are asked for, else as the store there has them."""
+    license_, citation = (UNKNOWN, "") if there is None else (there.manifest.license, there.manifest.citation)
+    return (
+        license_ if options.license is None else options.license,
+        citation if options.citation is None else options.citation,
+    )
 
 
 def _grid(

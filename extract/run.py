@@ -26,7 +26,6 @@ from activault.store import (
     StoreMismatchError,
     open_store,
 )
-from activault.store.cores import num_cores
 from activault.store.growing_join import finish_join
 from activault.store.places import as_place
 from activault.store.writers import create_writer, is_free
@@ -35,7 +34,7 @@ from activault.store.writing import ShardWriter
 from .backbone import Backbone, load_backbone, save_teacher
 from .budget import ErrorBudget, parse_budget
 from .calibration import calibration_for
-from .capture import Decoded, Progress, StallTimes, capture, without_pixels
+from .capture import Decode, Decoded, Progress, StallTimes, capture, without_pixels
 from .decode import BadImage, decode_image
 from .listing import ImageSource
 from .machine import choose_device
@@ -137,7 +136,7 @@ def extract(
             backbone,
             counted(decode, budget),
             batch_size=options.batch_size,
-            workers=options.workers or num_cores(),
+            workers=options.num_workers,
             progress=progress if began is None else Others(began, store, budget, progress),
             shards=own_first(shards, options.rank, options.world),
             arithmetic=options.arithmetic,
@@ -170,7 +169,7 @@ def _budget(
     return budget
 
 
-def counted(decode: Callable[[int], Decoded], budget: ErrorBudget) -> Callable[[int], Decoded]:
+def counted(decode: Decode, budget: ErrorBudget) -> Decode:
     """`decode`, which stops the run where too many images are bad."""
 
     def counted(row: int) -> Decoded:
@@ -194,7 +193,7 @@ def _planned(
     backbone: Backbone,
     store: Path | str,
     options: ExtractOptions,
-    decode: Callable[[int], Decoded],
+    decode: Decode,
     *,
     repairing: bool,
 ) -> ShardWriter:
@@ -220,9 +219,7 @@ def _planned(
         return planned()
 
 
-def row_decoder(
-    source: ImageSource, order: Rows, backbone: Backbone, options: ExtractOptions
-) -> Callable[[int], Decoded]:
+def row_decoder(source: ImageSource, order: Rows, backbone: Backbone, options: ExtractOptions) -> Decode:
     """A row's pixels, by its number."""
 
     def decode(row: int) -> Decoded:

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,7 @@ from activault.store.shard_encoding import checked_shard, encode_shard
 
 from .arithmetic import Arithmetic
 from .backbone import Backbone
-from .capture import Decoded, StallTimes, capture
+from .capture import Decode, Decoded, StallTimes, capture
 from .memory import PeakMemory
 
 __all__ = ["Trial", "Workload", "run_trial", "trial_manifest"]
@@ -54,7 +54,7 @@ class Workload:
     """Of the store; its number of rows and its grid do not matter to a trial."""
     backbone: Backbone
     """The teacher, on its device."""
-    decode: Callable[[int], Decoded]
+    decode: Decode
     """A row's pixels."""
     rows: Sequence[int]
     """The rows to take, in this order, again from the first where there are too few."""
