@@ -92,13 +92,14 @@ def train(
     recipe: Path,
     /,
     *,
-    out: Path,
+    out: Path | None = None,
     set_: tuple[str, ...] = (),
     stage: str | None = None,
     weights: Path | None = None,
     device: str = "auto",
     no_tensorboard: bool = False,
     wandb: str | None = None,
+    dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Train a block-recurrent surrogate from a store: each phase alone, then closed loop end to end.
@@ -111,6 +112,7 @@ def train(
     activault train recipes/demo.toml --out runs/k3 --set store=photos.zarr
     activault train recipes/demo.toml --out runs/k2 --set store=photos.zarr num_phases=2
     activault train recipes/demo.toml --out runs/k3 --set store=photos.zarr --stage phase_2
+    activault train recipes/paper_k3.toml --dry-run
     torchrun --nproc-per-node 4 -m activault.jobs train recipes/paper_k3.toml --out runs/k3
     ```
 
@@ -119,7 +121,7 @@ def train(
     recipe
         A TOML file; see recipes/.
     out
-        The run's folder.
+        The run's folder; only a dry run needs none.
     set_
         Values that replace the recipe's, as key=value with dotted keys.
     stage
@@ -132,12 +134,26 @@ def train(
         Write no event files for TensorBoard into the run's folder.
     wandb
         A project of Weights & Biases to send the figures to.
+    dry_run
+        Tell phases, steps, epochs, cost and memory, and train nothing; without the store, as far as it goes.
     json
         Print the summary as JSON.
     """
+    from activault.store import ConfigError
     from activault.train.distributed import place_in
 
     from . import show, tasks
+    from .planned_training import plan_training, show_plan
+
+    if dry_run:
+        plan = plan_training(recipe, set_)
+        if json:
+            console.print_json(plan.to_dict())
+        else:
+            show_plan(plan)
+        return 0
+    if out is None:
+        raise ConfigError("a run has a folder of its own; got none: give one with --out, or --dry-run")
 
     summary = tasks.train_run(
         recipe,

@@ -41,7 +41,6 @@ def baseline_result(job: Mapping[str, Any]) -> dict[str, Any]:
     from activault.extract.machine import choose_device
     from activault.train import evaluate_rollout
 
-    began = time.perf_counter()
     planned, device = PlannedBaseline(**job["recipe_identity"]["baseline"]), choose_device(job["device"])
     store = open_store(job["store"])
     config = config_of_phases(store, planned.num_phases, cost=planned.cost, quiet=True)
@@ -49,6 +48,7 @@ def baseline_result(job: Mapping[str, Any]) -> dict[str, Any]:
         teacher: Backbone | None = teacher_of(store, None, REMEDY)
     else:
         teacher = teacher_if_there(store)
+    began = time.perf_counter()
     models = baseline_models(
         [planned.name],
         store,
@@ -68,7 +68,7 @@ def baseline_result(job: Mapping[str, Any]) -> dict[str, Any]:
         "store_digest": store.digest,
         "cuts": list(config.cuts),
         "num_parameters": _num_values(planned, config, model, store),
-        "seconds": seconds,
+        "seconds": seconds if planned.name in ("linear", "power") else None,
         "scored": name,
         "rollout": {"mean_r2": rollout.mean_r2, **rollout.to_dict()},
         "probe": probe,

@@ -20,6 +20,7 @@ __all__ = ["Budget", "StepSeconds", "budget_of"]
 
 FORWARD_SHARE = 1 / 3
 """Part of a step that its forward pass takes; the way back computes about twice as much."""
+FITTED = ("linear", "power")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Budget:
     """Estimated time of these steps; None where nothing is left or nothing was measured."""
     evaluation_seconds: float | None
     """Estimated time of the evaluations that are left; None also where the store is not there yet."""
+    num_fits: int
+    """Linear maps that are left to fit, whose time is not estimated."""
     source: str
     """Where the time of a step is from, or why it is not known."""
 
@@ -63,7 +66,8 @@ class Budget:
         line = f"{line}, about {console.human_seconds(self.seconds)} ({self.source})"
         if self.evaluation_seconds is None:
             return f"{line}, evaluation aside"
-        return f"{line}, and {console.human_seconds(self.evaluation_seconds)} of evaluation"
+        line = f"{line}, and {console.human_seconds(self.evaluation_seconds)} of evaluation"
+        return f"{line}; {self.num_fits} fits of linear maps aside" if self.num_fits else line
 
 
 def budget_of(
@@ -83,6 +87,7 @@ def budget_of(
         steps=sum(run.num_steps for run in open_runs),
         seconds=None,
         evaluation_seconds=None,
+        num_fits=sum(run.baseline is not None and run.baseline.name in FITTED for run in open_runs),
         source="" if isinstance(step, StepSeconds) else step or "",
     )
     if not open_runs or not isinstance(step, StepSeconds):

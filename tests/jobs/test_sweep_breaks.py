@@ -192,17 +192,17 @@ class Rows(StoreFacts):
 def test_the_budget_is_steps_and_evaluation(sweep: Path) -> None:
     """4 rows a batch and 12 s a step: a forward pass takes a second a row."""
     sweep.write_text(
-        f'{sweep.read_text()}\n[baselines]\nnames = ["identity", "repeated"]\nnum_phases = [2]\n'
+        f'{sweep.read_text()}\n[baselines]\nnames = ["identity", "repeated", "power"]\nnum_phases = [2]\n'
     )
     runs, step = planned(sweep), StepSeconds(phases=24, closed_loop=12, source="given")
     rows = Rows({"train": 50, "test": 10})
     budget = budget_of(runs, runs[1:], step, rows, parallel=1, probe=True)
-    assert (budget.num_runs, budget.num_baselines, budget.num_finished, budget.steps) == (2, 2, 1, 18)
+    assert (budget.num_runs, budget.num_baselines, budget.num_finished, budget.steps) == (2, 3, 1, 18)
     assert budget.seconds == 4 * 24 + 6 * 12
     assert budget.evaluation_seconds == pytest.approx((10 + 2 * 60) + 0 + (10 + 60))
     assert budget.spoken() == (
-        "sweep: 2 runs and 2 baselines, 1 finished; at most 18 steps left, about 2 min 48 s (given), and "
-        "3 min 20 s of evaluation"
+        "sweep: 2 runs and 3 baselines, 1 finished; at most 18 steps left, about 2 min 48 s (given), and "
+        "3 min 20 s of evaluation; 1 fits of linear maps aside"
     )
     aside = budget_of(runs, runs, step, rows, parallel=2, probe=False)
     assert aside.seconds == (4 * 24 + 6 * 12)
