@@ -8,7 +8,9 @@ many there are of either. Nothing here waits for the device.
 
 from __future__ import annotations
 
+import inspect
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -23,6 +25,10 @@ from .schedule import learning_rate_at
 from .stages import Stage
 
 __all__ = ["Updates"]
+
+# Depths and rotary tables are the same in all processes; newer releases of torch have another word for it.
+_NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+KEEP_BUFFERS: Final[dict[str, Any]] = {"forward_sync_buffers" if _NEW else "broadcast_buffers": False}
 
 
 class _Objective(nn.Module):
@@ -55,16 +61,18 @@ class Updates:
         self.ema = Ema(stage.module, stage.config.ema_decay) if stage.config.ema_decay else None
         self.learning_rate = 0.0
         self._generator = torch.Generator(device)
-        if stage.config.compile:
-            for part in stage.module.modules():
-                if isinstance(part, RecurrentBlock):
+        for part in stage.module.modules():
+            if isinstance(part, RecurrentBlock):
+                # The blocks are shared with the stage before, which may have compiled them.
+                part._compiled_call_impl = None
+                if stage.config.compile:
                     part.compile()
         self._objective: nn.Module = _Objective(stage)
         if peers.world > 1:
             # A roll-out that starts again, of which the last layer alone counts, leaves blocks without one.
             partial = stage.config.targets == "last" and stage.config.horizon_start is not None
             self._objective = DistributedDataParallel(
-                self._objective, broadcast_buffers=False, find_unused_parameters=partial
+                self._objective, **KEEP_BUFFERS, find_unused_parameters=partial
             )
 
     def __call__(

@@ -85,6 +85,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
     entries: list[dict[str, Any]] = [
         json.loads(line)
         for stage in ("phase_1", "phase_2", "closed_loop")
+        if (run / stage).exists()
         for line in (run / stage / "metrics.jsonl").read_text().splitlines()
     ]
     return [
@@ -119,6 +120,22 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+PARTIAL: dict[str, Any] = {
+    "stage1": {"steps": 0},
+    "stage2": {
+        "learning_rate": 1e-3,
+        "batch_size": 16,
+        "accumulate": 2,
+        "targets": "last",
+        "horizon_start": 1,
+        "gradient_checkpointing": 2,
+        "token_weights": {"cls": 0.9, "registers": 0.1, "patches": 0.0},
+    },
+}
+"""The last layer alone counts, and roll-outs start again: at first no gradient reaches the first block."""
+UPDATES = "activault.train.updates"
+
+
 @pytest.fixture(scope="module")
 def scenes(store: Store, tmp_path_factory: pytest.TempPathFactory, recipe: MakeRecipe) -> Path:
     """Every scene of two processes played; a run by its name, and by name.json what the two ended with."""
@@ -130,10 +147,11 @@ def scenes(store: Store, tmp_path_factory: pytest.TempPathFactory, recipe: MakeR
         "refused": plain,
         "uneven": recipe(stage1={"batch_size": 9}).model_dump(mode="json"),
         "interrupted": plain,
+        "partial": recipe(**PARTIAL).model_dump(mode="json"),
         "torchrun": plain,
     }
     subprocess.run(
-        [sys.executable, str(SCRIPT), str(store.path), str(folder)],
+        [sys.executable, "-W", f"error::FutureWarning:{UPDATES}", str(SCRIPT), str(store.path), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         input=json.dumps(played),
         text=True,
@@ -141,6 +159,7 @@ def scenes(store: Store, tmp_path_factory: pytest.TempPathFactory, recipe: MakeR
         timeout=250,
     )
     alone(store, folder / "one", recipe(**OPTIONS))
+    alone(store, folder / "partial-one", recipe(**PARTIAL))
     return folder
 
 
@@ -153,6 +172,11 @@ def test_two_processes_train_as_one_with_their_rows_together(scenes: Path) -> No
     """Each takes half of every batch of 16."""
     assert ends(scenes, "torchrun") == ["finished"] * 2
     assert_same_course(scenes / "torchrun", scenes / "one")
+
+
+def test_blocks_without_a_gradient_hold_up_nobody(scenes: Path) -> None:
+    assert ends(scenes, "partial") == ["finished"] * 2
+    assert_same_course(scenes / "partial", scenes / "partial-one")
 
 
 def test_an_interrupt_of_one_stops_all_and_one_alone_goes_on(

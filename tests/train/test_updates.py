@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,16 @@ def test_compile_takes_every_block_and_changes_no_name(store: Store, monkeypatch
     updates_of(stage)
     assert compiled == list(stage.module.blocks)
     assert list(stage.module.state_dict()) == names
+
+
+def test_a_stage_compiles_only_for_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The closed loop goes on with the blocks of the phases: `compile` of stage 1 is not that of stage 2."""
+    monkeypatch.setattr(nn.Module, "compile", lambda module: setattr(module, "_compiled_call_impl", print))
+    stage = stage_of(store, compile=True)
+    updates_of(stage)
+    assert all(block._compiled_call_impl is print for block in stage.module.blocks)
+    updates_of(replace(stage, config=stage.config.model_copy(update={"compile": False})))
+    assert all(block._compiled_call_impl is None for block in stage.module.blocks)
 
 
 def test_no_step_asks_the_device_for_a_number(
