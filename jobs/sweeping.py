@@ -24,23 +24,24 @@ def sweep(
 ) -> int:
     """Many training runs against one store: grids, random search, named variants, seeds.
 
-    Prints its budget first, then makes every run, rolls it out on the test rows and probes it; one table
-    (results.parquet) and one figure (comparison.svg) hold them side by side. Run again, it makes what is
-    missing: finished runs are not run again, cut ones go on. A run that fails is told and the rest go on; the
+    Prints its budget first, then makes every run, rolls it out on the test rows and probes it, and baselines
+    beside them. results.md, results.parquet, layers.parquet and comparison.svg in the folder hold them side
+    by side, as far as they are. Run again, it makes what is missing: finished runs are not run again, cut
+    ones go on; a run whose cell was edited since is refused. A run that fails is told and the rest go on; the
     exit status is 1 then.
 
     ```
     activault sweep sweeps/phases.toml
     activault sweep sweeps/phases.toml --out runs/phases --parallel 2
-    activault sweep sweeps/phases.toml --dry-run --seconds-per-step 0.8
+    activault sweep recipes/sweeps/cifar.toml --dry-run --seconds-per-step 1.5
     ```
 
     Parameters
     ----------
     sweep
-        A TOML file: a recipe, and what is varied over it.
+        A TOML file: a recipe, what is varied over it, baselines; see docs/training.md.
     out
-        Folder for the runs and the table; by default sweeps/NAME-OF-THE-FILE under the working directory.
+        Folder for the runs and the tables; by default sweeps/NAME-OF-THE-FILE under the working directory.
     executor
         Where runs run: on this machine.
     parallel
