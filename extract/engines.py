@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from math import prod
 from typing import Final
 
 import numpy as np
@@ -46,9 +45,6 @@ _RING_SLOTS: Final = (3, 16)
 
 class Engine(ABC):
     """Runs batches; a context manager."""
-
-    held_bytes = 0
-    """Bytes of the host's memory that it holds for copies."""
 
     def __init__(
         self, forward: Forward, manifest: Manifest, batch_size: int, stalls: StallTimes | None = None
@@ -174,7 +170,6 @@ class DeviceEngine(Engine):
         fewest, most = _RING_SLOTS
         self._num_slots = max(fewest, min(most, _RING_BYTES // self._slot_bytes))
         self._image_shape = (self.num_images, *forward.backbone.preprocessing.image_size, 3)
-        self.held_bytes = self._slot_bytes * self._num_slots + 2 * prod(self._image_shape)
 
     def __enter__(self) -> DeviceEngine:
         self.forward.warm_up(self.num_images)

@@ -36,8 +36,6 @@ class Ring:
     """
 
     def __init__(self, transfer: Transfer, slot_bytes: int, num_slots: int, stalls: StallTimes) -> None:
-        self.num_bytes = slot_bytes * num_slots
-        """Bytes of host memory that it holds."""
         self._transfer = transfer
         self._stalls = stalls
         self._free = SimpleQueue[UInt8[Tensor, " slot_bytes"]]()
@@ -96,11 +94,6 @@ class Staging:
         self._slots = [transfer.host_memory(int(np.prod(shape))).view(*shape) for _ in range(num_slots)]
         self._landings: list[Landing | None] = [None] * num_slots
         self._next = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of host memory that it holds."""
-        return sum(slot.numel() for slot in self._slots)
 
     def up(self, count: int, fill: Callable[[np.ndarray], None]) -> UInt8[Tensor, "batch height width 3"]:
         """`count` images on the device, as `fill` writes them into an array (count, H, W, 3) of the host."""

@@ -31,7 +31,6 @@ __all__ = [
     "DEMO_SHA256",
     "DEMO_SOURCE",
     "assign",
-    "cache_folder",
     "demo_tensors",
     "fetch_demo_wheel",
     "hub_source",

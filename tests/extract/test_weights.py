@@ -14,8 +14,9 @@ from torch import Tensor
 
 from activault.extract import weights as module
 from activault.extract.backbone import load_backbone
+from activault.extract.cache import cache_folder
 from activault.extract.weight_files import read_tensors
-from activault.extract.weights import cache_folder, demo_tensors, position_side, tensors_sha256
+from activault.extract.weights import demo_tensors, position_side, tensors_sha256
 from activault.store import WeightsError
 
 
