@@ -9,6 +9,8 @@ from __future__ import annotations
 import shlex
 from typing import Any, Final
 
+from .tokens import spoken_patches
+
 __all__ = ["as_option", "asked_with"]
 
 _NAMES: Final = {
@@ -39,6 +41,8 @@ def as_option(field: str, old: Any, new: Any) -> tuple[str, Any, Any]:
         name, old, new = "order", *("kept" if seed is None else "shuffled" for seed in (old, new))
     elif name in _SWITCHES:
         old, new = old is not None, new is not None
+    elif field == "layout.kept_patches":
+        old, new = (spoken_patches(tuple(v) if isinstance(v, list) else v) for v in (old, new))
     elif name == "autocast":
         old, new = old or "off", new or "off"
     return name, old, new

@@ -36,7 +36,7 @@ from .decode import MAX_PIXELS
 from .options import OF_RUN, ExtractOptions
 from .preprocess import plan_preprocessing
 from .teacher_files import CONFIG, WEIGHTS
-from .tokens import parse_patches
+from .tokens import parse_patches, spoken_patches
 from .weights import DEMO_ARCHITECTURE
 
 __all__ = [
@@ -193,7 +193,7 @@ def _refuse_others(there: Store, options: ExtractOptions, asked: set[str]) -> No
         pairs["tokens"] = (manifest.kinds, asked_kinds(there, options.tokens))
     if "patches" in asked:
         kept = parse_patches(options.patches, manifest.layout.grid, options.seed)
-        pairs["patches"] = (manifest.layout.kept_patches, kept)
+        pairs["patches"] = (spoken_patches(manifest.layout.kept_patches), spoken_patches(kept))
     pairs |= {name: _detail_pair(there, name, getattr(options, name)) for name in asked - pairs.keys()}
     for name in sorted(asked - {"preprocessing"}):
         _refuse(there, name, *pairs[name])

@@ -6,7 +6,6 @@ first field that differs, out. The teacher is not loaded for it.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,7 +33,7 @@ from .listing import ImageSource
 from .options import ExtractOptions
 from .order import Rows, selection_details
 from .preprocess import plan_preprocessing
-from .tokens import KeptPatches, parse_patches
+from .tokens import parse_patches, spoken_patches
 from .weights import DEMO_ARCHITECTURE, DEMO_SHA256, DEMO_SOURCE, hub_source
 
 __all__ = [
@@ -106,7 +105,7 @@ def refuse_other_request(
         **_preprocessing_pairs(has.preprocessing, options),
         "layers": (has.layers, layers),
         "tokens": (has.kinds, kinds),
-        "patches": (_spoken_patches(has.layout.kept_patches), _spoken_patches(patches)),
+        "patches": (spoken_patches(has.layout.kept_patches), spoken_patches(patches)),
         "dtype": (has.dtype, options.dtype),
         "compression": (has.compression, options.compression),
         "license": (has.license, has.license if options.license is None else options.license),
@@ -129,13 +128,6 @@ def _preprocessing_pairs(
     rules = teacher_rules(DEMO_ARCHITECTURE if options.teacher == "demo" else options.teacher)
     wanted = plan_preprocessing(options.input_size, rules, options.request)
     return {name: (getattr(has, name, None), value) for name, value in wanted}
-
-
-def _spoken_patches(kept: KeptPatches) -> str:
-    """`all`, `mean`, or how many places, and which by a short hash."""
-    if not isinstance(kept, tuple):
-        return kept or "all"
-    return f"{len(kept)} places ({hashlib.sha256(repr(kept).encode()).hexdigest()[:8]})"
 
 
 def refuse_other_choice(there: Planned | Store, options: ExtractOptions) -> None:

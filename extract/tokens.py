@@ -9,6 +9,7 @@ row, `random:N` N places drawn by the seed, the same for every image and layer.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -22,7 +23,7 @@ from torch import Tensor
 from activault.store.errors import ConfigError
 from activault.store.layout import KINDS, TokenKind, TokenLayout
 
-__all__ = ["KeptPatches", "kept_tokens", "parse_patches"]
+__all__ = ["KeptPatches", "kept_tokens", "parse_patches", "spoken_patches"]
 
 KeptPatches = Literal["mean"] | tuple[int, ...] | None
 """As the manifest has it: None is all."""
@@ -54,6 +55,13 @@ def parse_patches(text: str, grid: tuple[int, int], seed: int) -> KeptPatches:
         drawn = np.random.default_rng([_STREAM, seed]).permutation(num_patches)[:number]
         kept = tuple(sorted(drawn.tolist()))
     return kept if len(kept) < num_patches else None
+
+
+def spoken_patches(kept: KeptPatches) -> str:
+    """For messages: `all`, `mean`, or how many places, and which by a short hash."""
+    if not isinstance(kept, tuple):
+        return kept or "all"
+    return f"{len(kept)} places ({hashlib.sha256(repr(kept).encode()).hexdigest()[:8]})"
 
 
 def kept_tokens(

@@ -22,6 +22,8 @@ from activault.extract.options import ExtractOptions
         ("details.batch_invariant", (None, 16), ("batch_invariant", False, True)),
         ("autocast", ("bfloat16", None), ("autocast", "bfloat16", "off")),
         ("where", (None, "label=cat"), ("where", None, "label=cat")),
+        ("layout.kept_patches", (None, "mean"), ("patches", "all", "mean")),
+        ("layout.kept_patches", ([0, 4], None), ("patches", "2 places (f6f253fd)", "all")),
         ("teacher.timm_version", ("1", "2"), ("teacher.timm_version", "1", "2")),
     ],
 )

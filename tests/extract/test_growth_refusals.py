@@ -81,7 +81,7 @@ def test_the_teacher_may_be_left_out_of_the_store(
         ({"orientation": "exif"}, "orientation is 'stored' in .* and 'exif' here"),
         ({"layers": "0-6"}, "layers is .2, 6. in .* here"),
         ({"tokens": "cls"}, "tokens is .* here"),
-        ({"patches": "mean"}, "patches is None in .* and 'mean' here"),
+        ({"patches": "mean"}, "patches is 'all' in .* and 'mean' here"),
         ({"dtype": "float16"}, "dtype is 'bfloat16' in .* and 'float16' here"),
         ({"shard_rows": 4}, "shard_rows is 8 in .* and 4 here"),
         ({"seed": 1}, "seed is 0 in .* and 1 here"),
