@@ -79,6 +79,9 @@ class TrainRecipe(BaseModel):
     """Rows to train on: the training split, or every row."""
     validation: float = Field(default=0.0, ge=0, lt=1)
     """Part of these rows that is held out for validation, drawn by the hash of their keys."""
+    pool_bytes: int | None = Field(default=None, ge=1)
+    """Memory for rows that wait for their step, of all processes together; none: what the loader takes. Rows
+    of stores that were shuffled when they were planned mix within half of it."""
     init: InitKind = "random"
     """Blocks start at random, or from a teacher's block of their phase."""
     model: ModelConfig = ModelConfig()

@@ -129,6 +129,7 @@ def train(
                         device=chosen,
                         held_out=held_out,
                         peers=peers,
+                        pool_bytes=recipe.pool_bytes,
                         watchers=told,
                         progress=progress,
                     )

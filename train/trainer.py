@@ -28,6 +28,7 @@ from activault.store.errors import ConfigError, RunError
 from .best import Best, read_best, save_best
 from .checkpoint import Checkpoint, disk_errors, load_checkpoint, save_checkpoint
 from .distributed import ALONE, Agreement, Peers
+from .feeding import stage_loader
 from .interrupts import interrupt_flag
 from .ledger import Line, Losses, MetricsFile
 from .stages import ProgressCallback, Stage, StageProgress, StageResult, record_stage
@@ -36,8 +37,6 @@ from .validation import validate
 from .watching import Watcher
 
 __all__ = ["run_stage"]
-
-SHORT_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def run_stage(
@@ -51,12 +50,14 @@ def run_stage(
     device: torch.device,
     held_out: np.ndarray | None = None,
     peers: Peers = ALONE,
+    pool_bytes: int | None = None,
     watchers: Sequence[Watcher] = (),
     progress: ProgressCallback | None = None,
 ) -> StageResult:
     """Train a stage to its end, from its last checkpoint if its folder has one.
 
-    `rows` are learned from and `held_out` validated on. In the first process, `progress` is told once at the
+    `rows` are learned from and `held_out` validated on; `pool_bytes` is the loader's, of all processes
+    together. In the first process, `progress` is told once at the
     start, with the step that training goes on from, and after every step; so a stage that was finished before
     is told once, as finished. There too, `watchers` are told every line.
 
@@ -68,7 +69,7 @@ def run_stage(
             checkpoint.
     """
     loop = _Loop(stage, folder, store=store, seed=seed, identity=identity, device=device, peers=peers)
-    loop.held_out, loop.progress = held_out, progress
+    loop.held_out, loop.pool_bytes, loop.progress = held_out, pool_bytes, progress
     loop.resume(rows, watchers)
     try:
         return loop.run()
@@ -95,6 +96,7 @@ class _Loop:
         self.store, self.seed, self.identity = store, seed, identity
         self.device, self.peers = device, peers
         self.held_out: np.ndarray | None = None
+        self.pool_bytes: int | None = None
         self.progress: ProgressCallback | None = None
         self.watchers: Sequence[Watcher] = ()
         self.metrics: MetricsFile | None = None
@@ -128,39 +130,25 @@ class _Loop:
         )
         self.validation = saved.last_validation if saved else None
         self.best = read_best(self.folder, identity=self.identity, up_to=self.step)
-        self.loader = self._loader(rows)
+        self._check_held_out()
+        self.loader = stage_loader(
+            self.stage,
+            self.store,
+            rows,
+            seed=self.seed,
+            device=self.device,
+            peers=self.peers,
+            pool_bytes=self.pool_bytes,
+        )
         if saved:
             self.loader.load_state_dict(saved.loader)
         self.peers.on_first(lambda: self._open(rows, watchers))
 
-    def _loader(self, rows: np.ndarray) -> ActivationLoader:
-        """This process's part of every batch; 16-bit values cross to a GPU as they are stored."""
-        config, world = self.config, self.peers.world
-        if config.batch_size % (world * config.accumulate) or (world > 1 and len(rows) < config.batch_size):
+    def _check_held_out(self) -> None:
+        if self.config.validate_every and (self.held_out is None or not len(self.held_out)):
             raise ConfigError(
-                "batch_size is a multiple of processes times accumulate, and several processes have that "
-                f"many rows; got batch_size {config.batch_size}, {world} processes, accumulate "
-                f"{config.accumulate}, {len(rows)} rows"
+                f"stage {self.stage.name} validates every {self.config.validate_every} steps on no rows"
             )
-        if config.validate_every and (self.held_out is None or not len(self.held_out)):
-            raise ConfigError(
-                f"stage {self.stage.name} validates every {config.validate_every} steps on no rows"
-            )
-        on_gpu = self.device.type == "cuda"
-        short = SHORT_TYPES.get(self.store.manifest.dtype) if on_gpu else None
-        return ActivationLoader(
-            self.store,
-            layers=self.stage.layers,
-            batch_size=config.batch_size // world,
-            seed=self.seed,
-            rows=rows,
-            drop_last=len(rows) >= config.batch_size,
-            dtype=short or torch.float32,
-            mixed_rows=max(64, config.batch_size),
-            rank=self.peers.rank,
-            world=world,
-            pin_memory=on_gpu,
-        )
 
     def _open(self, rows: np.ndarray, watchers: Sequence[Watcher]) -> None:
         """Make the files ready that the first process writes."""
