@@ -68,14 +68,17 @@ def _mapped(file: Path) -> npt.NDArray[np.float32]:
     return np.asarray(np.load(file, mmap_mode="c"))
 
 
-def take(store_path: Path, work: Path, num_rows: int | None) -> Activations:
+def take(store_path: Path, work: Path, num_rows: int | None, *, rounded: bool = False) -> Activations:
     """Read a float32 store's rows into `work`, once; a later run finds them there.
+
+    `rounded` takes stores of any dtype too, where what is measured is not how well values compress.
 
     Raises:
         SystemExit: the store's values are rounded already, so that peers in float32 would be flattered.
     """
     store = open_store(store_path)
-    if store.manifest.dtype != "float32" or len(store.layers) != store.manifest.teacher.num_blocks + 1:
+    exact = rounded or store.manifest.dtype == "float32"
+    if not exact or len(store.layers) != store.manifest.teacher.num_blocks + 1:
         raise SystemExit(
             "the benchmark takes all layers of a float32 store (rounded values compress better than real "
             f"ones); {store_path.name} holds {len(store.layers)} layers of {store.manifest.dtype}; "

@@ -32,11 +32,12 @@ import loading
 from activations import BATCH_ROWS, take
 from candidates import OURS, Candidate, all_candidates
 from loading import KINDS, Way
+from machine import spawned
 from peer_arrays import MemoryMap, Safetensors
 from peer_reference import Reference
 from report import Results, environment
 
-from store import prepare, source_store, spawned
+from store import prepare, source_store
 
 _SECONDS = 1.0
 _STEPS_S = (0.05, 0.1, 0.2)

@@ -66,7 +66,7 @@ class Reference(Format):
             for start in np.random.default_rng().permutation(self.source.starts(BATCH_ROWS)).tolist():
                 yield torch.from_numpy(self._array[start : start + BATCH_ROWS, layers.start : layers.stop])
             return
-        loader = _loader_class(self.checkout)(
+        loader = loader_class(self.checkout)(
             str(self.folder / "activations.zarr"),
             layers.start,
             layers.stop - 1,
@@ -82,7 +82,7 @@ class Reference(Format):
         batches.close()
 
 
-def _loader_class(checkout: Path) -> Any:
+def loader_class(checkout: Path) -> Any:
     """`AsynchZarrLoader` of the checkout."""
     if not torch.cuda.is_available():
         torch.Tensor.pin_memory = _unpinned  # type: ignore[assignment, method-assign]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import platform
 from collections import defaultdict
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+import machine
 from candidates import OURS, PEERS
-from formats import num_cores
 from measure import WORKLOADS
 
 _LIBRARIES = (
@@ -80,14 +76,7 @@ class Results:
 
 def environment() -> str:
     """Date, machine and versions, in a line."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _LIBRARIES)
-    today = datetime.datetime.now(tz=datetime.UTC).date()
-    return f"{today}, {num_cores()} cores of {cpu}, Python {platform.python_version()}, {found}"
+    return machine.environment(_LIBRARIES)
 
 
 def print_tables(results: Results) -> None:

@@ -22,16 +22,15 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
-from multiprocessing import get_context
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import measure
 from activations import take
 from candidates import Candidate, all_candidates
+from machine import spawned
 from report import Results, environment, print_tables
 
 
@@ -100,13 +99,6 @@ def source_store(source: Path, work: Path) -> Path:
     ]
     subprocess.run([str(Path(sys.executable).with_name("activault")), *command], check=True)
     return store
-
-
-@contextmanager
-def spawned() -> Iterator[ProcessPoolExecutor]:
-    """A fresh process: forked ones would share what the first of them started."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
-        yield executor
 
 
 def prepare(processes: dict[Candidate, ProcessPoolExecutor], results: Results) -> None:
