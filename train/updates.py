@@ -69,11 +69,8 @@ class Updates:
                     part.compile()
         self._objective: nn.Module = _Objective(stage)
         if peers.world > 1:
-            # A roll-out that starts again, of which the last layer alone counts, leaves blocks without one.
-            partial = stage.config.targets == "last" and stage.config.horizon_start is not None
-            self._objective = DistributedDataParallel(
-                self._objective, **KEEP_BUFFERS, find_unused_parameters=partial
-            )
+            # Every parameter has a gradient at every step: what does not count has one of zeros.
+            self._objective = DistributedDataParallel(self._objective, **KEEP_BUFFERS)
 
     def __call__(
         self, tokens: Float[Tensor, "rows layers tokens dim"], step: int

@@ -132,7 +132,7 @@ PARTIAL: dict[str, Any] = {
         "token_weights": {"cls": 0.9, "registers": 0.1, "patches": 0.0},
     },
 }
-"""The last layer alone counts, and roll-outs start again: at first no gradient reaches the first block."""
+"""The last layer alone counts, and roll-outs start again: at first the first block has nothing to learn."""
 UPDATES = "activault.train.updates"
 
 
@@ -174,7 +174,7 @@ def test_two_processes_train_as_one_with_their_rows_together(scenes: Path) -> No
     assert_same_course(scenes / "torchrun", scenes / "one")
 
 
-def test_blocks_without_a_gradient_hold_up_nobody(scenes: Path) -> None:
+def test_blocks_with_nothing_to_learn_hold_up_nobody(scenes: Path) -> None:
     assert ends(scenes, "partial") == ["finished"] * 2
     assert_same_course(scenes / "partial", scenes / "partial-one")
 

@@ -48,6 +48,20 @@ def test_pieces_add_up_to_the_gradient_of_the_whole_batch(store: Store, accumula
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("recomputed", [0, 3])
+def test_what_does_not_count_has_a_gradient_of_zeros(store: Store, recomputed: int) -> None:
+    """DDP waits for every parameter's: the last layer alone counts, made from the teacher's one before it."""
+    stage = stage_of(store, targets="last", horizon_start=1, gradient_checkpointing=recomputed)
+    updates_of(stage)(torch.from_numpy(store.read(slice(0, 8), stage.layers)), 0)
+    first, last = (
+        [parameter.grad for parameter in block.parameters()]
+        for block in (stage.module.blocks[0], stage.module.blocks[1])
+    )
+    assert all(gradient is not None and not gradient.any() for gradient in first)
+    assert all(gradient is not None for gradient in last)
+    assert any(gradient.any() for gradient in last)
+
+
 @pytest.mark.parametrize("layers", [1, 3, 4])
 def test_layers_computed_again_give_the_same_gradient(store: Store, layers: int) -> None:
     for one, other in zip(gradients(store), gradients(store, gradient_checkpointing=layers), strict=True):
