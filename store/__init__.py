@@ -20,7 +20,8 @@ A map of the room; FORMAT.md says what the files of a store mean:
                         object_completion, object_writer, scratch; writers (wherever a store lies)
     growing             growing (names), growing_plan, growing_writer, growing_join
     reading             selection, shards, reading, recycling, reader, facts, dask_arrays
-    loading             sampling, splits, plan, turns, batches, pools, prefetch, loader_state, loader
+    loading             units, sampling, splits, plan, turns, mixing, batches, pools, prefetch, loader_state,
+                        loader
     verify and mend     verify, findings, check_structure, check_records, check_samples, check_precision,
                         check_statistics, check_bytes, check_values, reporting; repair_plan, repair,
                         restoring
