@@ -67,7 +67,8 @@ class Budget:
         if self.evaluation_seconds is None:
             return f"{line}, evaluation aside"
         line = f"{line}, and {console.human_seconds(self.evaluation_seconds)} of evaluation"
-        return f"{line}; {self.num_fits} fits of linear maps aside" if self.num_fits else line
+        fits = f"{self.num_fits} fit{'s' * (self.num_fits != 1)} of linear maps"
+        return f"{line}; {fits} aside" if self.num_fits else line
 
 
 def budget_of(

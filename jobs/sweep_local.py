@@ -54,12 +54,12 @@ class Ended:
     def why(self) -> str:
         """Status and last words, in one line."""
         lines = [line for line in self.said.splitlines() if line.strip()]
-        last = lines[-1].removeprefix("activault: ") if lines else "it said nothing"
+        last = lines[-1].removeprefix("activault: ") if lines else ""
         if self.status >= 0:
-            return f"exit status {self.status}: {last}"
+            return f"exit status {self.status}: {last or 'it said nothing'}"
         name = signal.Signals(-self.status).name
         memory = ", as a system does that is out of memory" if name == "SIGKILL" else ""
-        return f"killed by {name}{memory}; its last words: {last}"
+        return f"killed by {name}{memory}; {f'its last words: {last}' if last else 'it said nothing'}"
 
 
 @dataclass

@@ -104,6 +104,7 @@ def test_a_killed_run_is_told_by_its_signal_and_its_own_words(tmp_path: Path) ->
     assert ended.why == ("killed by SIGKILL, as a system does that is out of memory; its last words: step 7")
     assert log.read_text().splitlines()[0].endswith("an earlier time"), "the log is kept"
     assert Ended(job=job, status=1, said="").why == "exit status 1: it said nothing"
+    assert Ended(job=job, status=-15, said=" \n").why == "killed by SIGTERM; it said nothing"
 
 
 CHILD = """
@@ -202,7 +203,7 @@ def test_the_budget_is_steps_and_evaluation(sweep: Path) -> None:
     assert budget.evaluation_seconds == pytest.approx((10 + 2 * 60) + 0 + (10 + 60))
     assert budget.spoken() == (
         "sweep: 2 runs and 3 baselines, 1 finished; at most 18 steps left, about 2 min 48 s (given), and "
-        "3 min 20 s of evaluation; 1 fits of linear maps aside"
+        "3 min 20 s of evaluation; 1 fit of linear maps aside"
     )
     aside = budget_of(runs, runs, step, rows, parallel=2, probe=False)
     assert aside.seconds == (4 * 24 + 6 * 12)
