@@ -10,13 +10,14 @@ when a store grows; test rows stay unseen.
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from activault.store import Store
-from activault.store.errors import ConfigError
+from activault.store.errors import ConfigError, RunError
 
 from .distributed import ALONE, Peers
 from .metrics import R2Accumulator, RolloutMetrics
@@ -64,6 +65,9 @@ def validate(
     """Figures of the stage's roll-out on the first `validation_rows` of these rows, each process a part.
 
     Memory is 32 rows of the stage's layers, twice. The module is in training mode again afterwards.
+
+    Raises:
+        RunError: the roll-out does not stay finite, which losses by teacher forcing do not show.
     """
     chosen = np.sort(rows[: stage.config.validation_rows])[peers.rank :: peers.world]
     places = [list(stage.layers).index(layer) for layer in stage.targets]
@@ -77,4 +81,10 @@ def validate(
     first_one, *others = peers.gathered(counted)
     for other in others:
         first_one.merge(other)
-    return first_one.result()
+    measured = first_one.result()
+    if not math.isfinite(measured.mean_r2):
+        raise RunError(
+            f"validation needs a roll-out that stays finite; that of stage {stage.name} has a mean R2 of "
+            f"{measured.mean_r2} on {measured.num_rows} held-out rows; lower learning_rate"
+        )
+    return measured

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from activault.store import Store
-from activault.store.errors import ConfigError
+from activault.store.errors import ConfigError, RunError
 from activault.train.closed_loop import closed_loop_stage
 from activault.train.metrics import R2Accumulator, evaluate_rollout
 from activault.train.raptor import Raptor, RaptorConfig
@@ -50,6 +52,16 @@ def test_the_closed_loop_is_measured_from_layer_zero_on_the_first_rows(store: St
     measured = validate(stage, store, rows, device=CPU)
     assert measured == evaluate_rollout(model, store, np.sort(rows[:9]))
     assert model.training
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_roll_out_that_does_not_stay_finite_is_told(store: Store, value: float) -> None:
+    model = Raptor(RaptorConfig(dim=16, num_heads=2, num_layers=4, cuts=(2,), layer_scale=0.1))
+    stage = closed_loop_stage(model, Stage2Config(steps=4, warmup_steps=0), store, CPU)
+    broken = replace(stage, rollout=lambda tokens: stage.rollout(tokens) * value)
+    message = r"stage closed_loop has a mean R2 of (-inf|nan) on 5 held-out rows; lower learning_rate"
+    with pytest.raises(RunError, match=message):
+        validate(broken, store, np.arange(5), device=CPU)
 
 
 def test_parts_counted_apart_are_the_whole(store: Store) -> None:
