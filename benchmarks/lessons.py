@@ -7,13 +7,13 @@ was waited for each batch. Trainers run their own loops, whole and unaltered: th
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from activault.extract.memory import host_peak
 from activault.store import Store, open_store
 
 BOTH, ROLLED, CLOSED = "stage 1, both losses", "stage 1, roll-out", "stage 2"
@@ -136,7 +136,7 @@ class Feed(Generic[T]):
             step_s=self._worked[_WARM:],
             wait_s=self._waited[_WARM:],
             first_wait_s=self._waited[0],
-            peak_bytes=_most_bytes() - _imported,
+            peak_bytes=(host_peak() or 0) - _imported,
         )
 
 
@@ -147,13 +147,4 @@ _imported = 0
 def start() -> None:
     """To be called in a process when it has imported everything."""
     global _imported
-    _imported = _most_bytes()
-
-
-def _most_bytes() -> int:
-    """Most memory of this process, as the kernel counts it; `ru_maxrss` may be that of whoever started it."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        lines = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-        return int(lines[0].split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    _imported = host_peak() or 0

@@ -55,7 +55,10 @@ def main() -> None:
         if task.checkout is not None:
             with spawned() as process:
                 process.submit(_prepare, task).result()
-        found = _rounds(task, options.rounds)
+        ways = [
+            way for way in _ways(task) if not options.only or any(part in way.name for part in options.only)
+        ]
+        found = _rounds(task, ways, options.rounds)
     finally:
         if options.work is None:
             shutil.rmtree(work)
@@ -78,6 +81,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument("--work", type=Path, metavar="DIR", help="kept afterwards, and used again")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="those whose name contains one of these")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every round's figures")
     return parser.parse_args()
 
@@ -137,8 +141,7 @@ def _prepare(task: Task) -> None:
     print("ready: losses and gradients are the reference's", file=sys.stderr)
 
 
-def _rounds(task: Task, rounds: int) -> Results:
-    ways = _ways(task)
+def _rounds(task: Task, ways: list[Way], rounds: int) -> Results:
     found: Results = {way: [] for way in ways}
     with ExitStack() as stack:
         processes: Processes = {way: stack.enter_context(spawned()) for way in ways}

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from lessons import BOTH, CLOSED, MEMORY, ONLINE, EnoughError, Feed, Measured, Task, Way
-from train_online import online
 
 from activault.store import Batch, Store
 from activault.store.codecs import held_type
@@ -124,6 +123,9 @@ def _batches(
     if way.source == MEMORY:
         return repeat(_as_batch(one_batch(task, way.lesson)))
     if way.source == ONLINE:
+        # Here, since the other processes need no teacher.
+        from train_online import online
+
         return map(_as_batch, online(task))
     row_values = len(stage.layers) * store.manifest.tokens_per_layer * store.dim
     row_bytes = row_values * held_type(store.manifest, "patches").itemsize

@@ -26,12 +26,7 @@ def print_tables(task: Task, found: Results) -> None:
         f"{manifest.teacher.name}, {manifest.tokens_per_layer} tokens x {manifest.dim}, {manifest.dtype}; "
         f"k = {task.k}, batches of {task.batch_size}, {task.num_steps} steps a round, float32\n"
     )
-    trainers = [
-        name
-        for name in (REFERENCE, PARITY, DEFAULT)
-        if Way(trainer=name, lesson=CLOSED, source=MEMORY) in found
-    ]
-    _print_steps(found, trainers)
+    _print_steps(found)
     _print_online(found)
     _print_waiting(found)
 
@@ -40,18 +35,17 @@ def _way(trainer: str, lesson: str, source: str) -> Way:
     return Way(trainer=trainer, lesson=lesson, source=source)
 
 
-def _print_steps(found: Results, trainers: Sequence[str]) -> None:
+def _print_steps(found: Results) -> None:
     """The same batch from memory each time."""
-    print("Milliseconds a step, batches from memory: median (smallest-largest of the rounds); memory\n")
+    trainers = [name for name in (REFERENCE, PARITY, DEFAULT) if any(way.trainer == name for way in found)]
     against = [name for name in trainers if name != REFERENCE] if REFERENCE in trainers else []
-    headings = ["step", *trainers, *(f"the reference over {name}" for name in against)]
+    print("Milliseconds a step, batches from memory: median (smallest-largest of the rounds); memory\n")
     rows = []
     for lesson in LESSONS:
-        ways = {name: found[_way(name, lesson, MEMORY)] for name in trainers}
-        cells = [f"{_ms(runs)}, {_peak(runs)}" for runs in ways.values()]
-        ratios = [_ratio(ways[REFERENCE], ways[name]) for name in against]
-        rows.append([lesson, *cells, *ratios])
-    _print_table(headings, rows)
+        ways = {name: found.get(_way(name, lesson, MEMORY), []) for name in trainers}
+        cells = [f"{_ms(runs)}, {_peak(runs)}" if runs else "" for runs in ways.values()]
+        rows.append([lesson, *cells, *(_ratio(ways[REFERENCE], ways[name]) for name in against)])
+    _print_table(["step", *trainers, *(f"the reference over {name}" for name in against)], rows)
 
 
 def _print_online(found: Results) -> None:
@@ -84,7 +78,7 @@ def _print_waiting(found: Results) -> None:
     for way, runs in found.items():
         if way.source != LOADER:
             continue
-        memory = found[_way(way.trainer, way.lesson, MEMORY)]
+        memory = found.get(_way(way.trainer, way.lesson, MEMORY), [])
         share = _spread([100 * run.data_s / run.mean_s for run in runs], 2)
         first = _spread([run.first_wait_s for run in runs], 2)
         rows.append(
@@ -105,7 +99,9 @@ def _ms(runs: Sequence[Measured], figure: Figure = lambda run: run.mean_s) -> st
 def _ratio(
     runs: Sequence[Measured], under: Sequence[Measured], figure: Figure = lambda run: run.mean_s
 ) -> str:
-    """Within the rounds."""
+    """Within the rounds; nothing where one of the two was not measured."""
+    if not runs or not under:
+        return ""
     smallest = 1e-6
     return _spread(
         [figure(one) / max(figure(two), smallest) for one, two in zip(runs, under, strict=True)], 2

@@ -57,9 +57,9 @@ def run_stage(
     """Train a stage to its end, from its last checkpoint if its folder has one.
 
     `rows` are learned from and `held_out` validated on; `pool_bytes` is the loader's, of all processes
-    together. In the first process, `progress` is told once at the
-    start, with the step that training goes on from, and after every step; so a stage that was finished before
-    is told once, as finished. There too, `watchers` are told every line.
+    together. In the first process, `progress` is told once at the start, with the step that training goes on
+    from, and after every step; so a stage that was finished before is told once, as finished. There too,
+    `watchers` are told every line.
 
     Raises:
         ConfigError: the processes cannot share out a batch, or there is nothing to validate on.
