@@ -86,8 +86,8 @@ def run_sweep(
 ) -> SweepResult:
     """Make every run of a sweep that is not finished; failed ones are told, and the rest go on.
 
-    `seconds_per_step` of a closed-loop step stands in for a short measurement; `dry_run` tells the budget and
-    runs nothing.
+    `seconds_per_step`, of a closed-loop step of one of the `parallel` runs, stands in for a short
+    measurement; `dry_run` tells the budget and runs nothing.
 
     Raises:
         ConfigError: the sweep, or a run's recipe, does not fit.
@@ -144,7 +144,9 @@ def _begun(
         given = f"given: {seconds_per_step:g} s a step"
         step = StepSeconds(phases=seconds_per_step, closed_loop=seconds_per_step, source=given)
     elif measure and trained:
-        step = _measured(jobs[trained[0].name])
+        step = _measured(jobs[trained[0].name], parallel)
+    elif open_runs:
+        step = "give --seconds-per-step for their time"
     budget = budget_of(runs, open_runs, step, stores, parallel=parallel, probe=sweep.probe)
     if not quiet:
         console.say(budget.spoken())
@@ -177,13 +179,18 @@ def _job(sweep: SweepConfig, run: PlannedRun, folder: Path, out: Path, device: s
     }
 
 
-def _measured(job: Mapping[str, Any]) -> StepSeconds | str:
-    """Seconds of a few steps of a run, in a process of their own; or why there are none to tell."""
+def _measured(job: Mapping[str, Any], parallel: int) -> StepSeconds | str:
+    """Seconds of a few steps, in a process with one run's share of the cores; or why there are none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps({**job, "measure": True}), encoding="utf-8")
         made = subprocess.run(  # noqa: S603 - this very Python, with arguments of ours
-            _command(path), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            _command(path),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=threads_for(parallel),
         )
     if made.returncode:
         lines = [line for line in made.stderr.splitlines() if line.strip()] or ["it said nothing"]

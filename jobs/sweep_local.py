@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from activault.store.cores import num_cores
+
 __all__ = ["Ended", "LocalJob", "end_with_sweep", "run_locally", "threads_for"]
 
 LOOK_EVERY = 0.1
@@ -155,11 +157,5 @@ def threads_for(parallel: int, environment: Mapping[str, str] = os.environ) -> d
     """The environment of one of `parallel` processes: they share the cores, unless the user has said how."""
     shared = dict(environment)
     if parallel > 1 and "OMP_NUM_THREADS" not in shared:
-        shared["OMP_NUM_THREADS"] = str(max(1, _num_cores() // parallel))
+        shared["OMP_NUM_THREADS"] = str(max(1, num_cores() // parallel))
     return shared
-
-
-def _num_cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -92,7 +92,8 @@ def _probe(store: str, out: Path, job: Mapping[str, Any]) -> tuple[dict[str, Any
 
 def _measured(job: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of a step of all phases together, and of a closed-loop step, over a few of them."""
-    short = ["steps=4", "warmup_steps=0", "log_every=4", "validate_every=0", "checkpoint_every=4"]
+    counted = [f"{key}={MEASURED_STEPS}" for key in ("steps", "log_every", "checkpoint_every")]
+    short = [*counted, "warmup_steps=0", "validate_every=0"]
     overrides = [*job["overrides"], *(f"{stage}.{key}" for stage in ("stage1", "stage2") for key in short)]
     with tempfile.TemporaryDirectory() as folder:
         summary = train_run(

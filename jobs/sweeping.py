@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -47,11 +48,12 @@ def sweep(
     parallel
         Runs at a time; they share the cores.
     seconds_per_step
-        Time of a closed-loop step, for the budget; by default a few steps are measured.
+        Time of a closed-loop step of one of the parallel runs, for the budget; by default a few steps are
+        measured, which a dry run does not do.
     device
         auto, cpu, cuda, cuda:1, mps.
     dry_run
-        Tell the budget and run nothing.
+        Tell the budget and run nothing: steps, and with --seconds-per-step also time.
     json
         Print budget and results as JSON.
     """
@@ -62,6 +64,11 @@ def sweep(
     assert executor == "local", "the command line takes no other"
     if parallel < 1:
         raise ConfigError(f"at least one run runs at a time; got --parallel {parallel}")
+    if seconds_per_step is not None and not 0 < seconds_per_step < math.inf:
+        raise ConfigError(
+            f"a step takes some time; got --seconds-per-step {seconds_per_step:g}: give the seconds of one, "
+            "such as 1.5, or leave it out to have a few measured"
+        )
     result = run_sweep(
         sweep,
         out or Path("sweeps") / sweep.stem,

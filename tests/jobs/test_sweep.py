@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from activault.jobs import sweep as module
+from activault.jobs import sweep_local
 from activault.jobs.sweep_local import LocalJob, run_locally, threads_for
 
 Command = Callable[..., Any]
@@ -107,7 +109,8 @@ def test_a_dry_run_tells_the_budget_and_runs_nothing(
     activault: Command, sweep: Path, tmp_path: Path, carried_out: list[str]
 ) -> None:
     told = activault("sweep", sweep, "--out", tmp_path / "out", "--dry-run")
-    assert (told.status, told.out) == (0, "sweep: 3 runs; at most 54 steps left\n")
+    line = "sweep: 3 runs; at most 54 steps left; give --seconds-per-step for their time\n"
+    assert (told.status, told.out) == (0, line)
     assert not (tmp_path / "out").exists()
     assert carried_out == []
 
@@ -115,10 +118,22 @@ def test_a_dry_run_tells_the_budget_and_runs_nothing(
 def test_steps_are_measured_in_a_process_of_their_own(
     activault: Command, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It has the cores that one of the parallel runs has."""
+    environments = []
+    whole = subprocess.run
+
+    def seen(*given: Any, **options: Any) -> Any:
+        environments.append(options["env"])
+        return whole(*given, **options)
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(sweep_local, "num_cores", lambda: 2)
+    monkeypatch.setattr(module.subprocess, "run", seen)
     monkeypatch.setattr(module, "run_locally", lambda _jobs, **_: iter(()))
     sweep.write_text(sweep.read_text().split("[[cells]]")[0])
-    told = activault("sweep", sweep, "--out", tmp_path / "out", "--device", "cpu")
+    told = activault("sweep", sweep, "--out", tmp_path / "out", "--device", "cpu", "--parallel", 2)
     assert told.status == 0
+    assert [each["OMP_NUM_THREADS"] for each in environments] == ["1"]
     assert re.search(r" s a closed-loop step\), and \d.* of evaluation", told.out)
 
 
@@ -167,13 +182,22 @@ time.sleep(60)
     assert not (tmp_path / "never.log").exists()
 
 
-def test_runs_side_by_side_share_the_cores() -> None:
+def test_runs_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_local, "num_cores", lambda: 7)
     assert threads_for(1, {}) == {}
     assert threads_for(2, {"OMP_NUM_THREADS": "7"}) == {"OMP_NUM_THREADS": "7"}
-    assert int(threads_for(2, {})["OMP_NUM_THREADS"]) >= 1
+    assert threads_for(2, {}) == {"OMP_NUM_THREADS": "3"}
+    assert threads_for(8, {}) == {"OMP_NUM_THREADS": "1"}
 
 
 def test_there_is_a_run_at_a_time_at_least(activault: Command, sweep: Path) -> None:
     refused = activault("sweep", sweep, "--parallel", "0")
     assert refused.status == 2
     assert "at least one run runs at a time; got --parallel 0" in refused.error_line
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf"])
+def test_a_step_takes_some_time(activault: Command, sweep: Path, seconds: str) -> None:
+    refused = activault("sweep", sweep, "--dry-run", f"--seconds-per-step={seconds}")
+    assert refused.status == 2
+    assert f"a step takes some time; got --seconds-per-step {seconds}: give" in refused.error_line
