@@ -110,6 +110,11 @@ class TrainRecipe(BaseModel):
         return self
 
     @property
+    def total_phases(self) -> int:
+        """Number of phases, however they are given."""
+        return self.num_phases or len(self.groups or (*(self.cuts or ()), 0))
+
+    @property
     def teacher_block(self) -> BlockChoice | None:
         """Which of a phase's teacher blocks it starts from; None for random blocks."""
         choices: dict[str, BlockChoice] = {
