@@ -110,14 +110,17 @@ class Peers:
         return self.rank == 0
 
     def on_first(self, work: Callable[[], T]) -> T:
-        """Let process 0 do something for all of them; every process gets its result, or raises its error."""
+        """Let process 0 do something for all of them; every process gets its result, or raises its error.
+
+        What is handed on is what users meet: errors of this program, and what the disk says.
+        """
         if self.words is None:
             return work()
         told: list[Any] = [None, None]
         if self.is_first:
             try:
                 told[0] = work()
-            except ActivaultError as exc:
+            except (ActivaultError, OSError) as exc:
                 told[1] = exc
         dist.broadcast_object_list(told, src=0, group=self.words)
         if told[1] is not None:

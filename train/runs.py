@@ -15,7 +15,7 @@ and the closed loop starts when all are finished.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -205,13 +205,18 @@ def _watched(
     make: Callable[[str], Sequence[Watcher]] | None,
     identity: str,
 ) -> Iterator[Sequence[Watcher]]:
-    """Who watches in this process, closed whatever happens."""
-    watchers = [*own, *(make(identity) if make else ())] if peers.is_first else []
-    try:
+    """Who watches in the first process, closed whatever happens; a failure to begin or end is everyone's."""
+    watchers: list[Watcher] = []
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            watchers.extend([*own, *(make(identity) if make else ())])
+            for watcher in reversed(watchers):
+                stack.callback(watcher.close)
+
+        peers.on_first(begin)
         yield watchers
-    finally:
-        for watcher in watchers:
-            watcher.close()
+        peers.on_first(stack.pop_all().close)
 
 
 def _stages(recipe: TrainRecipe, model: Raptor, store: Store, device: torch.device) -> list[Stage]:

@@ -72,10 +72,11 @@ def run_stage(
     loop.held_out, loop.pool_bytes, loop.progress = held_out, pool_bytes, progress
     loop.resume(rows, watchers)
     try:
-        return loop.run()
+        result = loop.run()
+        peers.on_first(loop.close)
     finally:
-        if loop.metrics is not None:
-            loop.metrics.close()
+        loop.close()
+    return result
 
 
 class _Loop:
@@ -147,7 +148,9 @@ class _Loop:
     def _check_held_out(self) -> None:
         if self.config.validate_every and (self.held_out is None or not len(self.held_out)):
             raise ConfigError(
-                f"stage {self.stage.name} validates every {self.config.validate_every} steps on no rows"
+                f"a validation needs rows that are held out; stage {self.stage.name} validates every "
+                f"{self.config.validate_every} steps on no rows; set validation to the part of the training "
+                "rows to hold out, such as 0.05"
             )
 
     def _open(self, rows: np.ndarray, watchers: Sequence[Watcher]) -> None:
@@ -178,7 +181,7 @@ class _Loop:
                 asked = time.perf_counter()
                 batch = next(batches)
                 self.waited += time.perf_counter() - asked
-                tokens = batch.tokens.to(self.device, non_blocking=True).to(torch.float32)
+                tokens = batch.to(self.device, torch.float32).tokens
                 loss, norm = self.updates(tokens, self.step)
                 self.step += 1
                 self.losses.add(loss, norm)
@@ -221,11 +224,20 @@ class _Loop:
             self._save()
 
     def _line(self, line: Line) -> None:
-        """Write a line, and tell it to who watches."""
-        if self.metrics is not None:
+        """Write a line, and tell it to who watches; fails in all processes if it fails in the first."""
+
+        def write() -> None:
+            assert self.metrics is not None, "the first process writes"
             self.metrics.write(line)
             for watcher in self.watchers:
                 watcher.write(self.stage.name, line)
+
+        self.peers.on_first(write)
+
+    def close(self) -> None:
+        """Close what this process writes."""
+        if self.metrics is not None:
+            self.metrics.close()
 
     def _validate(self) -> None:
         """Measure the weights, or their average where there is one, and keep the best."""

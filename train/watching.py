@@ -90,14 +90,16 @@ class TensorBoard:
         for line in lines:
             self.write(stage, line)
 
-    def write(self, stage: str, line: Line) -> None:  # noqa: ARG002
+    def write(self, stage: str, line: Line) -> None:
         """Add the line's numbers at its step."""
         assert self._writer is not None, "a stage is begun before it writes"
-        for name, value in scalars_of(line):
-            self._writer.add_scalar(name, value, line["step"])
+        with disk_errors(self._folder / stage):
+            for name, value in scalars_of(line):
+                self._writer.add_scalar(name, value, line["step"])
 
     def close(self) -> None:
         """Bring what was written to the disk."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with disk_errors(self._folder):
+                writer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -148,6 +149,8 @@ def scenes(store: Store, tmp_path_factory: pytest.TempPathFactory, recipe: MakeR
         "uneven": recipe(stage1={"batch_size": 9}).model_dump(mode="json"),
         "interrupted": plain,
         "partial": recipe(**PARTIAL).model_dump(mode="json"),
+        "full": recipe(stage1={"steps": 0}).model_dump(mode="json"),
+        "full-at-last": recipe(stage1={"steps": 0}, stage2={"steps": 2}).model_dump(mode="json"),
         "torchrun": plain,
     }
     subprocess.run(
@@ -193,6 +196,19 @@ def test_what_the_first_process_refuses_ends_all(scenes: Path) -> None:
     for word in ends(scenes, "refused"):
         assert word.startswith("RunError")
         assert "refused exists and is no run; choose another folder" in word
+
+
+@pytest.mark.parametrize(
+    ("scene", "word"),
+    [
+        ("full", "RunError: .*metrics.jsonl could not be written: .*No space left on device; .* make room"),
+        ("full-at-last", "OSError: .*No space left on device"),
+    ],
+)
+def test_a_disk_that_is_full_for_the_first_process_ends_all(scenes: Path, scene: str, word: str) -> None:
+    first, second = ends(scenes, scene)
+    assert re.match(word, first)
+    assert second == first
 
 
 def test_a_batch_that_cannot_be_shared_out_is_told(scenes: Path) -> None:

@@ -5,17 +5,20 @@ python train_together.py STORE FOLDER < {"scene": RECIPE, ...}    FOLDER/scene i
 
 The processes are forked from this one, so that torch is imported once. The scene `interrupted` gives the
 second one a Ctrl-C in the third step of the closed loop; `torchrun` has the store that torchrun keeps for its
-workers.
+workers. The first one finds the disk full at its second line in `full`, and at the end in `full-at-last`.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ import torch.distributed as dist
 from activault.store import ActivaultError, open_store
 from activault.train import parse_recipe, train
 from activault.train.distributed import Agreement
+from activault.train.ledger import MetricsFile
+from activault.train.metrics_table import MetricsTable
 
 
 def free_port() -> int:
@@ -49,15 +54,48 @@ def press_at(steps: int) -> None:
     Agreement.to_stop = press  # type: ignore[method-assign]
 
 
+class Full(io.StringIO):
+    """A file on a disk without room."""
+
+    def write(self, text: str) -> int:  # noqa: ARG002
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def fill_at(lines: int) -> None:
+    """No room from this process's line of that number on."""
+    whole, count = MetricsFile.write, [0]
+
+    def write(file: MetricsFile, line: Mapping[str, Any]) -> None:
+        count[0] += 1
+        if count[0] == lines:
+            file._file = Full()
+        whole(file, line)
+
+    MetricsFile.write = write  # type: ignore[method-assign]
+
+
+def fill_at_last() -> None:
+    """No room when the table is closed."""
+
+    def close(_: MetricsTable) -> None:
+        Full().write("")
+
+    MetricsTable.close = close  # type: ignore[method-assign]
+
+
 def one_process(store: str, folder: Path, scene: str, recipe: dict[str, Any]) -> str:
     torch.set_num_threads(1)
     if scene == "interrupted" and os.environ["RANK"] == "1":
         press_at(2 * 6 + 3)  # two phases of six steps come first
+    if scene == "full" and os.environ["RANK"] == "0":
+        fill_at(2)
+    if scene == "full-at-last" and os.environ["RANK"] == "0":
+        fill_at_last()
     try:
         train(parse_recipe(recipe), folder / scene, store=open_store(store), cuts=(2,), device="cpu")
     except KeyboardInterrupt:
         return "interrupted"
-    except ActivaultError as exc:
+    except (ActivaultError, OSError, RuntimeError) as exc:
         return f"{type(exc).__name__}: {exc}"
     return "finished"
 
