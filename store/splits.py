@@ -8,28 +8,34 @@ and a row that is held out of a small part of a store is held out of all of it.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from .arrow import pa
 from .errors import ConfigError
-from .samples import drawn
 
 if TYPE_CHECKING:
-    from .arrow import pa
+    from collections.abc import Iterator
 
 __all__ = ["hold_out_rows"]
 
 Int64 = npt.NDArray[np.int64]
 _SEEDS: Final = 1 << 32
-"""Apart from those of `split_rows`, of whose training rows this one takes a part."""
+_BLOCK_ROWS: Final = 65_536
+"""Rows whose keys are Python objects at a time."""
+_PURPOSE: Final = b"validation"
+"""Another hash than that of `split_rows`: among the rows that its draw leaves none is below its bound."""
 
 
 def hold_out_rows(samples: pa.Table, rows: Int64, fraction: float, *, seed: int = 0) -> tuple[Int64, Int64]:
-    """`rows` parted into those that stay and those that are held out, each in the given order.
+    """`rows` parted into those that stay, in the given order, and the held out, by ascending hash.
 
-    Folders play no part, unlike in `split_rows`. A larger fraction holds out the same rows and more.
+    The first n of the held out are thus a random sample of them, and what is appended to a store pushes few
+    of them back. Folders play no part, unlike in `split_rows`. A larger fraction holds out the same rows
+    first, and then more.
 
     Args:
         samples: the store's table.
@@ -44,7 +50,15 @@ def hold_out_rows(samples: pa.Table, rows: Int64, fraction: float, *, seed: int 
         raise ConfigError(
             f"rows are held out by a fraction of 0 to 1 and a seed below 2^32; got {fraction} and {seed}"
         )
-    asked = np.zeros(len(samples), np.bool_)
-    asked[rows] = True
-    is_held = drawn(samples["key"], asked, fraction, _SEEDS + seed)[rows]
-    return rows[~is_held], rows[is_held]
+    hashes = np.fromiter(_hashes(samples["key"], rows, seed), np.float64, len(rows))
+    is_held = hashes < fraction
+    return rows[~is_held], rows[is_held][np.argsort(hashes[is_held], kind="stable")]
+
+
+def _hashes(keys: pa.ChunkedArray, rows: Int64, seed: int) -> Iterator[float]:
+    """A number in [0, 1) for the key of each row."""
+    salt = seed.to_bytes(8, "little")  # zeros are no salt
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        for key in keys.take(pa.array(rows[start : start + _BLOCK_ROWS])).cast(pa.binary()).to_pylist():
+            digest = hashlib.blake2b(key, digest_size=8, person=_PURPOSE, salt=salt).digest()
+            yield int.from_bytes(digest, "big") / 2**64

@@ -9,14 +9,13 @@ when a store grows; test rows stay unseen.
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from activault.store import Store
+from activault.store import Store, hold_out_rows
 from activault.store.errors import ConfigError, RunError
 
 from .distributed import ALONE, Peers
@@ -30,32 +29,20 @@ BATCH_ROWS = 32
 
 
 def hold_out(store: Store, rows: Rows, part: float) -> tuple[Rows, Rows]:
-    """Rows to learn from, in their order, and held-out rows by ascending hash of their keys.
-
-    A row is held out where the hash of its key, a number in [0, 1), is below `part`. The hash is another one
-    than that which draws test rows, or the training rows it left would never be drawn.
+    """Rows to learn from, in their order, and held-out rows by ascending hash (`hold_out_rows`).
 
     Raises:
         ConfigError: all rows, or none, would be held out.
     """
     if not part:
         return rows, rows[:0]
-    keys = store.samples["key"].take(rows).to_pylist()
-    hashes = np.array([_fraction(str(key)) for key in keys])
-    held = hashes < part
-    if held.all() or not held.any():
+    kept, held = hold_out_rows(store.samples, rows, part)
+    if not len(kept) or not len(held):
         raise ConfigError(
-            f"validation = {part} holds out {held.sum()} of {len(rows)} training rows by the hashes of their "
+            f"validation = {part} holds out {len(held)} of {len(rows)} training rows by the hashes of their "
             "keys; give a part that leaves rows on both sides"
         )
-    return rows[~held], rows[held][np.argsort(hashes[held], kind="stable")]
-
-
-def _fraction(key: str) -> float:
-    digest = hashlib.blake2b(
-        key.encode("utf-8", "surrogatepass"), digest_size=8, person=b"validation"
-    ).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return kept, held
 
 
 @torch.no_grad()

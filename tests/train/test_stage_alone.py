@@ -119,17 +119,17 @@ def test_weights_that_a_run_has_not_are_told_with_the_key_that_makes_them(
 def test_held_out_rows_are_never_learned_from(
     store: Store, tmp_path: Path, recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from activault.train import trainer
+    from activault.train import feeding
     from activault.train.validation import hold_out
 
     asked: list[set[int]] = []
-    whole = trainer.ActivationLoader
+    whole = feeding.ActivationLoader
 
     def spy(*args: Any, **options: Any) -> Any:
         asked.append(set(options["rows"].tolist()))
         return whole(*args, **options)
 
-    monkeypatch.setattr(trainer, "ActivationLoader", spy)
+    monkeypatch.setattr(feeding, "ActivationLoader", spy)
     start(tmp_path / "run", store, recipe(validation=0.3))
     train_rows = store.valid_rows[store.valid_rows % 4 != 3]
     _, held = hold_out(store, train_rows, 0.3)

@@ -28,6 +28,12 @@ def test_rows_are_held_out_by_their_keys_alone(store: Store) -> None:
     assert set(fewer) == set(kept) & set(range(5, 31))
 
 
+def test_the_held_out_rows_of_a_run_stay_for_ever(store: Store) -> None:
+    """A run that goes on with a later version validates on the rows that it has not learned from."""
+    _, held = hold_out(store, store.valid_rows, 0.3)
+    assert held.tolist() == [0, 9, 30, 16, 28, 22, 24, 6, 15, 1, 31, 10, 27, 21, 36]
+
+
 def test_a_larger_part_holds_out_the_same_rows_and_more(store: Store) -> None:
     _, few = hold_out(store, store.valid_rows, 0.2)
     _, many = hold_out(store, store.valid_rows, 0.5)
