@@ -94,10 +94,9 @@ class TrainRecipe(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> TrainRecipe:
         if sum(given is not None for given in (self.cuts, self.num_phases, self.groups)) != 1:
-            more = "" if self.groups is None else f", groups {self.groups}"
             raise ValueError(
-                f"one of cuts and num_phases is given; got cuts {self.cuts}, num_phases {self.num_phases}"
-                f"{more}"
+                f"one of cuts, num_phases and groups is given; got cuts {self.cuts}, num_phases "
+                f"{self.num_phases}, groups {self.groups}"
             )
         if self.control != "none" and self.num_phases is None:
             raise ValueError(f"a control is drawn for num_phases; got control {self.control!r} without it")

@@ -22,7 +22,7 @@ from activault.store.errors import ConfigError
 from .blocks import RecurrentBlock
 from .teacher_names import bare_block, block_tensors, has_rotary, rotary_table
 
-__all__ = ["BlockChoice", "mlp_width", "plain_width", "teacher_tensors"]
+__all__ = ["BlockChoice", "mlp_width", "teacher_tensors"]
 
 BlockChoice = Literal["first", "middle", "last", "mean"]
 
@@ -30,11 +30,6 @@ BlockChoice = Literal["first", "middle", "last", "mean"]
 NEUTRAL: Final = {"ls1.gamma": 1.0, "ls2.gamma": 1.0, "attn.qkv.bias": 0.0, "attn.proj.bias": 0.0}
 _TOLERANCE: Final = 1e-6
 """Of the change that a block makes to its tokens, in float64, where both orders of summing agree to 1e-11."""
-
-
-def plain_width(blocks: Sequence[nn.Module]) -> int | None:
-    """Hidden width of the teacher's plain MLP; None without such an MLP."""
-    return mlp_width(blocks, gated=False)
 
 
 def mlp_width(blocks: Sequence[nn.Module], *, gated: bool) -> int | None:

@@ -16,7 +16,7 @@ from activault.extract.architectures import architecture_of, build, license_of, 
 from activault.extract.backbone import Backbone, load_backbone, load_teacher, save_teacher
 from activault.store import ConfigError
 from activault.train.blocks import RecurrentBlock
-from activault.train.teacher_init import plain_width, teacher_tensors
+from activault.train.teacher_init import mlp_width, teacher_tensors
 
 FAMILIES = {
     "dinov2": ("vit_base_patch14_dinov2", 14, (1, 0)),
@@ -225,7 +225,7 @@ def test_blocks_can_be_trained_through_and_copied() -> None:
 def test_what_raptors_block_cannot_copy_it_refuses(family: str) -> None:
     name, patch, _ = FAMILIES[family]
     blocks = list(load_backbone(name, image_size=2 * patch, random_seed=0).blocks)
-    own = RecurrentBlock(32, 2, mlp_width=plain_width(blocks), eps=1e-5)
+    own = RecurrentBlock(32, 2, mlp_width=mlp_width(blocks, gated=False), eps=1e-5)
     with pytest.raises(ConfigError, match="init = 'random'"):
         teacher_tensors(blocks[0], own, 1e-5)
 

@@ -137,7 +137,7 @@ def test_cuts_may_stand_for_num_phases() -> None:
         (["stage1.learning_rate=nan"], r"stage1\.learning_rate = nan does not fit"),
         (["stage2.steps=5"], r"stage2: warmup_steps is below steps; got warmup_steps 5 and steps 5"),
         (["stage1.floor=1.0"], r"stage1: floor is at most learning_rate; got 1\.0 and 0\.0003"),
-        (["cuts=[3]"], r"recipe\.toml: one of cuts and num_phases is given; got cuts \(3,\), num_phases 3"),
+        (["cuts=[3]"], r"recipe\.toml: one of cuts, num_phases and groups is given; got cuts \(3,\), num_phases 3"),
         (
             ["nothing"],
             r"an override is key=value with a dotted key, such as stage2\.steps=100; got 'nothing'",
@@ -150,7 +150,10 @@ def test_cuts_may_stand_for_num_phases() -> None:
             r"stage2\.validate_every needs rows that are held out; got validation = 0",
         ),
         (["stage2.precision=half"], r"stage2\.precision = 'half' does not fit"),
-        (["groups=[[1, 2]]"], r"one of cuts and num_phases is given; got cuts None, num_phases 3, groups"),
+        (
+            ["groups=[[1, 2]]"],
+            r"one of cuts, num_phases and groups is given; got cuts None, num_phases 3, groups \(\(1, 2\),\)",
+        ),
         (["seed.x=1"], r"unknown key seed\.x|does not fit"),
         (["init.x=1"], r"--set init\.x=1: init is a value and has no keys"),
         (["seed=[1"], r"--set seed=\[1: the value is TOML"),

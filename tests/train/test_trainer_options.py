@@ -36,6 +36,7 @@ ALL_ON = {
     "horizon_start": 1,
     "horizon_growth": 0.7,
     "gradient_checkpointing": 2,
+    "precision": "bfloat16",
     "keep": 2,
     "checkpoint_every": 3,
     "log_every": 4,
@@ -180,7 +181,7 @@ def test_the_complete_config_of_a_stage_is_recorded_and_hashed(store: Store, tmp
 
 
 def test_nothing_held_out_is_told_before_the_first_step(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="stage closed_loop validates every 5 steps on no rows"):
+    with pytest.raises(ConfigError, match=r"stage closed_loop validates every 5 steps on no rows; set validation to"):
         run_stage(
             closed_loop(store),
             tmp_path / "s",
