@@ -180,6 +180,8 @@ def probe(
     /,
     *,
     run: Path | None = None,
+    which: Literal["last", "best"] = "last",
+    ema: bool = False,
     baseline: tuple[BaselineName, ...] = (),
     k: int = 3,
     task: Literal["classification"] = "classification",
@@ -206,6 +208,10 @@ def probe(
         The store.
     run
         A finished run.
+    which
+        The run's last weights, or those of the best validation.
+    ema
+        Their moving average, if the run kept one.
     baseline
         Further models: identity, linear (one linear map a span), power (one linear map a phase, applied
         again and again), repeated (an untrained teacher block a phase).
@@ -223,7 +229,16 @@ def probe(
     from . import probing, show
 
     found = probing.probe_run(
-        store, run, baselines=baseline, k=k, task=task, weights=weights, device=device, quiet=json
+        store,
+        run,
+        baselines=baseline,
+        k=k,
+        which=which,
+        ema=ema,
+        task=task,
+        weights=weights,
+        device=device,
+        quiet=json,
     )
     if json:
         console.print_json(found.to_dict())

@@ -105,7 +105,7 @@ def plan_training(path: Path, overrides: Sequence[str] = ()) -> TrainingPlan:
 
 
 def _planned(path: Path, recipe: TrainRecipe, no_store: str | None, **known: Any) -> TrainingPlan:
-    num_rows, k = known.get("num_rows"), _num_phases(recipe)
+    num_rows, k = known.get("num_rows"), recipe.total_phases
     stages = tuple(
         PlannedStage(
             name=name,
@@ -184,10 +184,6 @@ def _saved_bytes(model: Raptor, tokens: int, checkpoint_every: int) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(row)
     return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
-
-
-def _num_phases(recipe: TrainRecipe) -> int:
-    return recipe.num_phases or len(recipe.groups or (*(recipe.cuts or ()), 0))
 
 
 def _spoken_phases(recipe: TrainRecipe) -> str:

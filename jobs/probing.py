@@ -5,16 +5,17 @@ store, run or k, names of baselines  ->  ProbeResult; beside a run also its `pro
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from activault.store import ConfigError, RunError, Store, open_store
+from activault.store.files import file_sha256
 
 from . import console
 from .baselines import BaselineName, baseline_models, measured
+from .chosen_weights import LAST, ChosenWeights
 from .phases import rows_of
 from .training import config_of_phases, fit_grid, teacher_of
 
@@ -46,6 +47,8 @@ def probe_run(
     *,
     baselines: Sequence[BaselineName] = (),
     k: int = 3,
+    which: Literal["last", "best"] = "last",
+    ema: bool = False,
     task: Literal["classification"] = "classification",
     weights: Path | None = None,
     device: str = "auto",
@@ -54,18 +57,28 @@ def probe_run(
     """Teacher, surrogate and baselines under linear heads; also written to the run's `probe.json`.
 
     Untrained teacher blocks and identity are always beside a run. Without one, `baselines` have `k` phases,
-    found from the training rows.
+    found from the training rows. `which` and `ema` choose the run's weights as `load_run` takes them; others
+    than the last ones have files of their own, `probe_best_ema.json` say.
+
+    Raises:
+        ConfigError: the store does not fit the run or has nothing to probe, or weights are chosen of no run.
+        RunError: the run is not finished, or has no such weights.
     """
     from activault.extract.machine import choose_device
     from activault.train import load_run, probe
     from activault.train.checkpoint import write_json
     from activault.train.probes import checked_task
 
+    of_run = ChosenWeights(which=which, ema=ema)
+    if run_path is None and of_run != LAST:
+        raise ConfigError(
+            f"--which and --ema choose among the weights of a run; got {of_run.name} and no run: give --run"
+        )
     store, chosen = open_store(path), choose_device(device)
     train_rows, test_rows = rows_of(store, "train"), rows_of(store, "test")
     checked_task(store, train_rows, test_rows)  # before baselines are fitted, which takes minutes
     teacher = teacher_of(store, weights, "probe from a store that `activault extract` made").to(chosen)
-    run = None if run_path is None else load_run(run_path)
+    run = None if run_path is None else load_run(run_path, which, ema=ema)
     if run is None:
         config, model = config_of_phases(store, k, quiet=quiet), None
     else:
@@ -86,16 +99,18 @@ def probe_run(
     if run is None or run_path is None:
         return result
     try:
-        write_json(run_path / "probe.json", {"task": task, **probe_identity(store, run), **result.to_dict()})
+        made_from = probe_identity(store, run, of_run)
+        file = run_path / f"probe{of_run.suffix}.json"
+        write_json(file, {"task": task, **made_from, **result.to_dict()})
     except RunError as exc:  # another team's run may be read-only; its numbers are still good
         console.err.print(f"activault: the probe is not kept: {exc}", style="yellow", soft_wrap=True)
     return result
 
 
-def probe_identity(store: Store, run: Run) -> dict[str, str]:
+def probe_identity(store: Store, run: Run, weights: ChosenWeights = LAST) -> dict[str, str]:
     """What a probe was made from."""
-    with (run.path / "model.safetensors").open("rb") as file:
-        return {"store_digest": store.digest, "model_sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    model = file_sha256(run.path / f"model{weights.suffix}.safetensors")
+    return {"store_digest": store.digest, "model_sha256": model}
 
 
 def check_fit(store: Store, run: Run, tables: RotaryTables | None = None) -> None:

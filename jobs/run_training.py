@@ -59,7 +59,7 @@ def train_run(
     cost = cost_beside(recipe, store, phases, teacher, tables, out, chosen)
     if cost and not quiet:
         show_cost(cost)
-    total = _steps(recipe, len(phases.groups or (*phases.cuts, 0)), stage)
+    total = _steps(recipe, stage)
     with training_view(total, quiet=quiet) as report:
         summary = train(
             recipe,
@@ -79,11 +79,11 @@ def train_run(
     return dataclasses.replace(summary, cost=cost)
 
 
-def _steps(recipe: TrainRecipe, num_phases: int, stage: str | None) -> int:
+def _steps(recipe: TrainRecipe, stage: str | None) -> int:
     """Steps of what was asked for."""
     closed = recipe.stage2.steps
     if stage is None:
-        return recipe.stage1.steps * num_phases + closed
+        return recipe.stage1.steps * recipe.total_phases + closed
     return closed if stage == "closed_loop" else recipe.stage1.steps
 
 

@@ -175,6 +175,7 @@ def _job(sweep: SweepConfig, run: PlannedRun, folder: Path, out: Path, device: s
         "store": run.recipe.store,
         "out": str(out / "runs" / run.name),
         "probe": sweep.probe,
+        **run.weights.to_job(),
         "device": device,
     }
 

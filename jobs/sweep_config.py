@@ -15,6 +15,10 @@ model.depth = { choice = ["raw", "normalised", "none"] }
 [[cells]]                           # named variants; grid, random and seeds hold for each
 name = "teacher forcing only"
 set = { stage1.only_teacher_forcing = true }
+[[cells]]
+name = "averaged"
+set = { stage2.ema_decay = 0.99 }
+ema = true                          # measured with the moving average; which = "best": at the best validation
 [baselines]                         # beside the runs, from the same store, under the same evaluation
 names = ["identity", "repeated", "linear", "power"]
 num_phases = [1, 2, 3, 4]
@@ -25,7 +29,7 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -44,9 +48,9 @@ class Draw(BaseModel):
 
     choice: tuple[Any, ...] | None = Field(default=None, min_length=1)
     """One of these; or between `min` and `max`."""
-    min: float | None = None
+    min: float | None = Field(default=None, allow_inf_nan=False)
     """Least value."""
-    max: float | None = None
+    max: float | None = Field(default=None, allow_inf_nan=False)
     """Largest value."""
     log: bool = False
     """Whether the value's logarithm is spread evenly."""
@@ -55,11 +59,22 @@ class Draw(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Draw:
-        between = self.min is not None and self.max is not None and self.min < self.max
-        if (self.choice is None) != between or (self.choice and (self.min, self.max) != (None, None)):
-            raise ValueError("a draw has a choice, or a min below a max")
-        if self.log and (self.min is None or self.min <= 0):
+        if self.choice is not None:
+            if len(self.model_fields_set) > 1:
+                beside = ", ".join(sorted(self.model_fields_set - {"choice"}))
+                raise ValueError(f"a choice has no other keys; got {beside} beside it: leave one of them out")
+            return self
+        if self.min is None or self.max is None or self.min >= self.max:
+            raise ValueError(
+                f"a draw has a choice, or a min below a max; got min {self.min} and max {self.max}"
+            )
+        if self.log and self.min <= 0:
             raise ValueError(f"a draw on a log scale has a min above 0; got {self.min}")
+        if self.integer and (self.min % 1 or self.max % 1):
+            raise ValueError(
+                f"a whole number is drawn between whole numbers; got min {self.min} and max {self.max}: "
+                "round them, or leave out integer"
+            )
         return self
 
     def value(self, rng: np.random.Generator) -> Any:
@@ -101,6 +116,10 @@ class Cell(BaseModel):
     """More keys with several values, for this cell alone."""
     seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Seeds of its own."""
+    which: Literal["last", "best"] | None = None
+    """Weights that its runs are measured with, in place of the sweep's."""
+    ema: bool | None = None
+    """Whether these are the moving average, in place of the sweep's."""
 
 
 class Baselines(BaseModel):
@@ -117,6 +136,11 @@ class Baselines(BaseModel):
     def _check(self) -> Baselines:
         if min(self.num_phases) < 1:
             raise ValueError(f"a baseline has at least 1 phase; got num_phases {list(self.num_phases)}")
+        if "num_phases" in self.model_fields_set and set(self.names) == {"identity"}:
+            raise ValueError(
+                f"identity has no phases; got num_phases {list(self.num_phases)}: leave it out, or name a "
+                "baseline that has"
+            )
         return self
 
 
@@ -139,6 +163,10 @@ class SweepConfig(BaseModel):
     """Named variants."""
     baselines: Baselines | None = None
     """Baselines beside the runs."""
+    which: Literal["last", "best"] = "last"
+    """Weights that runs are measured with: the last ones, or those of the best validation."""
+    ema: bool = False
+    """Whether these are their moving average."""
     probe: bool = True
     """Whether every run is probed; R2 on the test rows is measured anyway."""
 

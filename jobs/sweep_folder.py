@@ -8,7 +8,6 @@ in the table under a name that is no longer theirs.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,6 @@ from activault.store import ActivaultError, RunError, open_store, split_rows
 from .sweep_plan import PlannedRun
 
 __all__ = ["StoreFacts", "alone_with_sweep", "check_runs_there"]
-
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 class StoreFacts:
@@ -73,6 +70,8 @@ def alone_with_sweep(out: Path) -> Iterator[int | None]:
                 f"are saving where they are, hold {out}; wait for them or choose another --out"
             ) from exc
         except OSError as exc:
+            from activault.train.run_folder import WITHOUT_LOCKS
+
             if exc.errno not in WITHOUT_LOCKS:
                 raise RunError(f"{out} cannot be locked: {exc}; choose another --out") from exc
             yield None

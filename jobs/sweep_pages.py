@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from . import console
+from .sweep_plan import SEED_LIKE
 from .sweep_table import Outcome
 
 __all__ = ["FIGURES", "configurations", "spoken", "write_pages"]
@@ -73,6 +74,8 @@ def _page(title: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
         f"{len(done)} of {len(outcomes)} finished. {_measured_on(done)}".rstrip(),
     )
     yield from ("", *_table(*_overview(done)))
+    if sets := list(_sets(done)):
+        yield from ("", "## What they set", "", *_table(("configuration", "over the recipe"), sets))
     several = [each for each in done if sum(each.run.cell == other.run.cell for other in done) > 1]
     if several:
         yield from ("", "## Single runs", "", *_table(*_single(several)))
@@ -103,9 +106,11 @@ def _measured_on(done: Sequence[Outcome]) -> str:
             f"; heads are fitted on {train} training rows and tell their accuracy on {test} test rows, where "
             f"the teacher has {accuracies} and chance is {chance}"
         )
+        text += ". A run beats the baselines where it is above identity and untrained blocks under both heads"
     return (
         f"{text}. Several seeds or draws: mean \N{PLUS-MINUS SIGN} standard deviation (number). Updates are "
-        "those of each block, alone and in the closed loop together."
+        "those of each block, alone and in the closed loop together; T MACs are their multiply-accumulates "
+        "by formula, in 10^12, a way back counted as two forward passes."
     )
 
 
@@ -129,12 +134,49 @@ def _overview(done: Sequence[Outcome]) -> tuple[Sequence[str], list[Sequence[str
                 f"{statistics.fmean(values['num_parameters']):,.0f}",
                 f"{statistics.fmean(values['updates']):,.0f}" if any(values["updates"]) else NONE,
                 *(spoken(name, values[name]) if name in values else NONE for name in measured),
+                _beats(values.get("beats_baselines")),
+                f"{statistics.fmean(values['train_macs']) / 1e12:,.3g}" if "train_macs" in values else NONE,
                 _minutes(values.get("train_seconds")),
             )
         )
     titles = ("R2, mean over layers", *(f"R2 last layer, {kind}" for kind in kinds))
     heads = ("frozen accuracy", "refitted accuracy", "frozen retention", "refitted retention")
-    return ("configuration", "phases", "values", "updates", *titles, *heads, "time"), rows
+    costs = ("beats baselines", "T MACs of training", "time")
+    return ("configuration", "phases", "values", "updates", *titles, *heads, *costs), rows
+
+
+def _beats(verdicts: Sequence[float] | None) -> str:
+    """`yes` or `no`, or of how many runs."""
+    if not verdicts:
+        return NONE
+    if len(set(verdicts)) == 1:
+        return "yes" if verdicts[0] else "no"
+    return f"{sum(verdicts):.0f} of {len(verdicts)}"
+
+
+def _sets(done: Sequence[Outcome]) -> Iterator[tuple[str, str]]:
+    """What each configuration lays over the recipe, and the weights that were measured if not the last.
+
+    What all runs lay over it is told once.
+    """
+    found = {
+        each.run.cell: {
+            f"`{override}`": None
+            for key, override in zip(each.run.changes, each.run.overrides, strict=True)
+            if key not in ("seed", SEED_LIKE)
+        }
+        | ({f"measured with the weights `{each.run.weights.name}`": None} if each.run.weights.suffix else {})
+        for each in done
+        if each.run.baseline is None
+    }
+    shared = [
+        part for part in next(iter(found.values()), {}) if all(part in parts for parts in found.values())
+    ]
+    if shared:
+        yield "all", ", ".join(shared)
+    for cell, parts in found.items():
+        if own := [part for part in parts if part not in shared]:
+            yield cell, ", ".join(own)
 
 
 def _minutes(seconds: Sequence[float] | None) -> str:

@@ -24,12 +24,13 @@ from pydantic import ValidationError
 from activault.store import ConfigError
 
 from .baselines import REPEATED, BaselineName
+from .chosen_weights import LAST, ChosenWeights
 from .sweep_config import Cell, Draw, RandomDraws, SweepConfig
 
 if TYPE_CHECKING:
     from activault.train import TrainRecipe
 
-__all__ = ["PlannedBaseline", "PlannedRun", "plan_runs"]
+__all__ = ["SEED_LIKE", "PlannedBaseline", "PlannedRun", "plan_runs"]
 
 TABLES = ("model", "stage1", "stage2")
 """Tables of a recipe; whatever stands deeper is a value."""
@@ -66,6 +67,8 @@ class PlannedRun:
     """The same as `--set` takes it."""
     recipe: TrainRecipe
     """The whole recipe; of a baseline, the one that its store and cost are from."""
+    weights: ChosenWeights = LAST
+    """Those of its weights that are measured."""
     baseline: PlannedBaseline | None = None
     """What it is where it is no run."""
 
@@ -75,8 +78,7 @@ class PlannedRun:
         if self.baseline is not None:
             return 0
         recipe = self.recipe
-        phases = recipe.num_phases or len(recipe.groups or (*(recipe.cuts or ()), 0))
-        return recipe.stage1.steps * phases + recipe.stage2.steps
+        return recipe.stage1.steps * recipe.total_phases + recipe.stage2.steps
 
     @property
     def num_updates(self) -> int:
@@ -101,11 +103,14 @@ def plan_runs(sweep: SweepConfig, folder: Path) -> list[PlannedRun]:
 
 
 def _trained(sweep: SweepConfig, folder: Path) -> Iterator[PlannedRun]:
-    for cell, words, seed, changes in _combinations(sweep):
-        text = f"{' '.join([cell, *words.values()])} seed={seed}"
-        shared = " ".join([cell, *(word for key, word in words.items() if key != SEED_LIKE)])
+    for cell, named, words, seed, changes in _combinations(sweep):
+        text = f"{' '.join([named, *words.values()])} seed={seed}"
+        shared = " ".join([named, *(word for key, word in words.items() if key != SEED_LIKE)])
         overrides, name = _overrides(changes), _file_name(text.strip())
         recipe = _recipe(f"run {name!r} of the sweep", folder / sweep.recipe, overrides)
+        ema = sweep.ema if cell.ema is None else cell.ema
+        weights = ChosenWeights(which=cell.which or sweep.which, ema=ema)
+        weights.check_kept(recipe, f"run {name!r} of the sweep")
         yield PlannedRun(
             name=name,
             cell=shared.strip() or "run",
@@ -113,6 +118,7 @@ def _trained(sweep: SweepConfig, folder: Path) -> Iterator[PlannedRun]:
             changes=changes,
             overrides=overrides,
             recipe=recipe,
+            weights=weights,
         )
 
 
@@ -153,8 +159,8 @@ def _overrides(changes: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key}={_toml(value)}" for key, value in changes.items())
 
 
-def _combinations(sweep: SweepConfig) -> Iterator[tuple[str, dict[str, str], int, dict[str, Any]]]:
-    """(cell's name, words for what varies by key, seed, what it sets) of every run."""
+def _combinations(sweep: SweepConfig) -> Iterator[tuple[Cell, str, dict[str, str], int, dict[str, Any]]]:
+    """(cell, its name, words for what varies by key, seed, what it sets) of every run."""
     for cell in sweep.cells or (Cell(name="run"),):
         fixed = _flat(sweep.set) | _flat(cell.set)
         grid = _flat(sweep.grid) | _flat(cell.grid)
@@ -166,7 +172,7 @@ def _combinations(sweep: SweepConfig) -> Iterator[tuple[str, dict[str, str], int
             for draw, drawn in _draws(sweep.random):
                 named = cell.name if sweep.cells or not (words or draw) else ""
                 for seed in cell.seeds or sweep.seeds:
-                    yield named, {**words, **draw}, seed, {**fixed, **chosen, **drawn, "seed": seed}
+                    yield cell, named, {**words, **draw}, seed, {**fixed, **chosen, **drawn, "seed": seed}
 
 
 def _check_keys(sweep: SweepConfig, cell: Cell, grid: Mapping[str, Any], drawn: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 RUN/result.json      written last, of one job: figures of the evaluation
 RUN/run.json         phases, store's digest      RUN/*/stage.json      hash of the run
-RUN/metrics.parquet  time of the steps
+RUN/metrics.parquet  time of the steps             RUN/cost.json         multiply-accumulates of a row
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from .training import COST
+
 __all__ = ["RESULT", "hash_of", "job_hash", "read_result"]
 
 RESULT = "result.json"
@@ -28,12 +30,12 @@ def hash_of(table: Mapping[str, Any]) -> str:
 
 
 def job_hash(job: Mapping[str, Any]) -> str:
-    """Hash of what a run is made from."""
-    return hash_of({key: job[key] for key in ("recipe_identity", "store", "probe")})
+    """Hash of what a run is made from, and of which weights are measured where these are not the last."""
+    return hash_of({key: job[key] for key in ("recipe_identity", "store", "probe", "weights") if key in job})
 
 
 def read_result(run: Path, job: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The result of a finished run of this job, with its phases, its store's digest, its hash and its time.
+    """The result of a finished run of this job, with its phases, its store's digest, its hash, time and cost.
 
     None where there is none that can be read, or one of another job.
     """
@@ -51,7 +53,16 @@ def read_result(run: Path, job: Mapping[str, Any]) -> dict[str, Any] | None:
             "store_digest": record["store_digest"],
             "run_sha256": _run_hash(run),
             "seconds": _train_seconds(run / "metrics.parquet"),
+            "macs": _macs(run / COST),
         }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _macs(path: Path) -> int | None:
+    """MACs of one row from layer 0 to L; None where the file of a run's cost is not there or damaged."""
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["surrogate"]["macs"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from activault.store import ActivaultError, ConfigError, open_store
 
+from .chosen_weights import ChosenWeights
 from .run_training import train_run
 from .sweep_baseline import baseline_result
 from .sweep_local import end_with_sweep
@@ -67,10 +68,13 @@ def _run_result(job: Mapping[str, Any]) -> dict[str, Any]:
     summary = train_run(
         Path(job["recipe"]), out, overrides=job["overrides"], device=job["device"], quiet=True
     )
-    device, run = choose_device(job["device"]), load_run(out)
+    weights = ChosenWeights(**job.get("weights", {}))
+    device, run = choose_device(job["device"]), load_run(out, weights.which, ema=weights.ema)
     store = open_store(job["store"])  # which may have moved since the run was begun
     rollout = evaluate_rollout(run.model.to(device), store, rows_of(store, "test"), device=device)
-    probe, why_not = _probe(job["store"], out, job) if job["probe"] else (None, "not asked for")
+    probe, why_not = (
+        _probe(job["store"], out, weights, job["device"]) if job["probe"] else (None, "not asked for")
+    )
     return {
         "num_parameters": summary.num_parameters,
         "stages": [asdict(stage) for stage in summary.stages],
@@ -80,12 +84,13 @@ def _run_result(job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _probe(store: str, out: Path, job: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+def _probe(store: str, out: Path, weights: ChosenWeights, device: str) -> tuple[dict[str, Any] | None, str]:
     """The probe's scores, or why there can be none: a store without labels still has R2."""
     from .probing import probe_run
 
     try:
-        return probe_run(store, out, device=job["device"], quiet=True).to_dict(), ""
+        found = probe_run(store, out, which=weights.which, ema=weights.ema, device=device, quiet=True)
+        return found.to_dict(), ""
     except ConfigError as exc:
         return None, str(exc)
 

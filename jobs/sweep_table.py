@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from .sweep_plan import PlannedRun
 from .sweep_result import hash_of
+from .training_macs import training_macs
 
 __all__ = ["METRICS", "Outcome", "write_tables"]
 
@@ -84,6 +85,9 @@ def _figures(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
     yield "num_parameters", float(result["num_parameters"])
     yield "steps", float(outcome.run.num_steps)
     yield "updates", float(outcome.run.num_updates)
+    macs = result.get("macs")
+    yield "macs", None if macs is None else float(macs)
+    yield "train_macs", None if macs is None else float(training_macs(outcome.run.recipe, macs))
     yield "train_seconds", result.get("seconds")
     stages = result.get("stages")
     yield "final_loss", stages[-1]["loss"] if stages else None
@@ -116,6 +120,9 @@ def _results(outcomes: Sequence[Outcome]) -> pa.Table:
         "status": pa.array([each.status for each in outcomes], pa.string()),
         "error": pa.array([each.error for each in outcomes], pa.string()),
         "baseline": pa.array([None if each is None else each.name for each in baselines], pa.string()),
+        "weights": pa.array(
+            [None if each.run.baseline else each.run.weights.name for each in outcomes], pa.string()
+        ),
         "recipe_sha256": pa.array(
             [None if each.run.baseline else hash_of(each.run.recipe.identity()) for each in outcomes],
             pa.string(),

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from activault.jobs.chosen_weights import LAST, ChosenWeights
 from activault.jobs.sweep_config import load_sweep
 from activault.jobs.sweep_plan import PlannedRun, plan_runs
-from activault.jobs.sweep_result import hash_of
+from activault.jobs.sweep_result import hash_of, job_hash
 from activault.store import ConfigError
 
+OTHERS = (ChosenWeights(ema=True), ChosenWeights(which="best"), ChosenWeights(which="best", ema=True))
 SWEEPS = sorted((Path(__file__).parents[2] / "recipes" / "sweeps").glob("*.toml"))
 RECIPE = """
 store = "s.zarr"
@@ -160,7 +162,19 @@ def test_overrides_can_be_typed_after_set(folder: Path) -> None:
         ('[baselines]\nkinds = ["linear"]', r"key baselines\.names is missing"),
         (
             "[random]\ndraws = 1\nkeys = { stage1.steps = { min = 3, max = 1 } }",
-            r"has a choice, or a min below a max",
+            r"has a choice, or a min below a max; got min 3\.0 and max 1\.0",
+        ),
+        (
+            "[random]\ndraws = 1\nkeys = { stage1.steps = { choice = [3, 4], integer = true } }",
+            r"a choice has no other keys; got integer beside it: leave one of them out",
+        ),
+        (
+            "[random]\ndraws = 1\nkeys = { stage1.noise = { min = 0.2, max = 0.4, integer = true } }",
+            r"between whole numbers; got min 0\.2 and max 0\.4: round them, or leave out integer",
+        ),
+        (
+            '[baselines]\nnames = ["identity"]\nnum_phases = [2]',
+            r"identity has no phases; got num_phases \[2\]: leave it out",
         ),
         (
             "[random]\ndraws = 1\nkeys = { stage1.steps = { min = 0, max = 1, log = true } }",
@@ -173,6 +187,43 @@ def test_overrides_can_be_typed_after_set(folder: Path) -> None:
 def test_faults_name_the_key_and_the_remedy(folder: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         planned(folder, text)
+
+
+KEEPS = "[set]\nvalidation = 0.1\nstage2.validate_every = 10\nstage2.ema_decay = 0.9\n"
+
+
+def test_a_cell_measures_other_weights_than_the_sweep(folder: Path) -> None:
+    cells = '[[cells]]\nname = "a"\n[[cells]]\nname = "b"\nwhich = "last"\nema = false'
+    runs = planned(folder, f'which = "best"\nema = true\n{KEEPS}{cells}')
+    assert [(run.name, run.weights.name) for run in runs] == [("a_seed=0", "best_ema"), ("b_seed=0", "last")]
+    assert [run.weights.suffix for run in runs] == ["_best_ema", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'which = "best"',
+            r"run 'run_seed=0' .* which = 'best' is measured .* got stage2\.validate_every = 0",
+        ),
+        (
+            "ema = true\n[set]\nstage2.steps = 0\nstage2.ema_decay = 0.9",
+            r"ema = true is measured .* got stage1\.ema_decay = 0: set that, or leave such runs to a cell",
+        ),
+        ('which = "first"', r"which = 'first' does not fit: "),
+    ],
+)
+def test_weights_that_no_run_will_have_are_refused(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(folder, text)
+
+
+def test_what_is_measured_is_part_of_the_job() -> None:
+    """Results of the last weights keep the hash that they had before others could be measured."""
+    job = {"recipe_identity": {"seed": 0}, "store": "s.zarr", "probe": True, "device": "cpu"}
+    old = "d47dfe87e2ec0a2a9787176bf595888261f85a1c79eae5bfdc709dca84d862f6"
+    assert job_hash({**job, **LAST.to_job()}) == old
+    assert len({old, *(job_hash({**job, **kind.to_job()}) for kind in OTHERS)}) == 4
 
 
 def test_a_missing_sweep_is_told(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 from activault.jobs import sweep as module
 from activault.jobs.phases import rows_of
 from activault.jobs.sweep import run_sweep
+from activault.jobs.sweep_pages import _beats
 from activault.jobs.sweep_result import _over_starts
+from activault.jobs.training_macs import training_macs
 from activault.store import open_store
 from activault.train import Identity, evaluate_rollout, load_recipe, load_run
 from activault.train.run_setup import rows_of as rows_to_train_on
@@ -28,7 +30,8 @@ name = "both | seeds"
 seeds = [0, 1]
 [[cells]]
 name = "groups"
-set = {{ stage1.steps = 0, stage2.steps = 1, stage2.warmup_steps = 0 }}
+set = {{ stage1.steps = 0, stage2.steps = 1, stage2.warmup_steps = 0, stage2.ema_decay = 0.5 }}
+ema = true
 [[cells]]
 name = "broken"
 set = {{ store = "absent.zarr" }}
@@ -72,6 +75,23 @@ def test_a_run_has_all_that_a_reader_asks_for(rows: dict[str, Row], out: Path) -
         assert row[f"{head}_retention"] == pytest.approx(row[f"{head}_accuracy"] / row["teacher_accuracy"])
     assert rows["both_seeds_seed=0"]["recipe_sha256"] != row["recipe_sha256"]
     assert rows["groups_seed=0"]["set.stage1.steps"] == "0"
+    macs = json.loads((run.path / "cost.json").read_text())["surrogate"]["macs"]
+    assert (row["macs"], row["train_macs"]) == (macs, training_macs(run.recipe, macs))
+
+
+def test_a_cell_says_which_weights_are_measured(rows: dict[str, Row], out: Path) -> None:
+    row, path = rows["groups_seed=0"], out / "runs" / "groups_seed=0"
+    assert (row["weights"], rows["both_seeds_seed=0"]["weights"]) == ("last_ema", "last")
+    store = open_store(load_run(path).recipe.store)
+    averaged, last = (
+        evaluate_rollout(load_run(path, ema=ema).model, store, rows_of(store, "test")).mean_r2
+        for ema in (True, False)
+    )
+    assert row["mean_r2"] == pytest.approx(averaged)
+    assert row["mean_r2"] != pytest.approx(last)
+    probe = json.loads((path / "probe_ema.json").read_text())
+    assert row["frozen_accuracy"] == probe["scores"]["surrogate"]["frozen_accuracy"]
+    assert not (path / "probe.json").exists()
 
 
 def test_figures_of_layers_are_those_of_the_test_rows(out: Path, recipe: Path) -> None:
@@ -132,6 +152,16 @@ def test_the_page_has_means_and_spreads(rows: dict[str, Row], out: Path) -> None
         in page
     )
     assert "| both_seeds_seed=1 | 1-2, 3-4, 5-6 |" in page, "single runs stand beside their mean"
+    assert (
+        "| groups | `stage1.steps=0`, `stage2.steps=1`, `stage2.warmup_steps=0`, `stage2.ema_decay=0.5`, "
+        in page
+    )
+    assert "measured with the weights `last_ema` |" in page
+    assert "| all | `validation=0.3` |" in page
+    verdicts = [row["beats_baselines"] for row in both]
+    said = {0: "no", 1: "1 of 2", 2: "yes"}[int(sum(verdicts))]
+    macs = f"{both[0]['train_macs'] / 1e12:,.3g}"
+    assert f" | {said} | {macs} | " in line
     layer = pq.read_table(out / "layers.parquet").to_pylist()
     values = [
         row["value"]
@@ -155,3 +185,10 @@ def test_the_drawing_shows_every_configuration(out: Path) -> None:
 def test_time_is_summed_over_starts() -> None:
     assert _over_starts([1.0, 2.0, 3.5, 0.5, 1.5]) == 5.0
     assert _over_starts([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"), [([], "-"), ([1.0], "yes"), ([0.0, 0.0], "no"), ([1.0, 0.0, 1.0], "2 of 3")]
+)
+def test_runs_that_beat_the_baselines_are_counted(verdicts: list[float], said: str) -> None:
+    assert _beats(verdicts) == said
