@@ -161,6 +161,18 @@ def test_a_folder_that_is_no_run(activault: Command, store: Path, tmp_path: Path
     assert f"{tmp_path} is no run" in answer.error_line
 
 
+def test_weights_that_a_run_does_not_have(activault: Command, store: Path, run: Path) -> None:
+    answer = activault("probe", store, "--run", run, "--which", "best", "--ema")
+    assert answer.status == 1
+    assert (
+        "has no model_best_ema.safetensors; a run has it whose last stage sets validate_every and ema_decay"
+        in (answer.error_line)
+    )
+    answer = activault("probe", store, "--baseline", "linear", "--ema")
+    assert answer.status == 2
+    assert "choose among the weights of a run; got last_ema and no run: give --run" in answer.error_line
+
+
 def test_a_device_that_is_not_there(activault: Command, store: Path, run: Path) -> None:
     answer = activault("probe", store, "--run", run, "--device", "abacus")
     assert answer.status == 2
