@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,23 @@ def test_a_cell_says_which_weights_are_measured(rows: dict[str, Row], out: Path)
     probe = json.loads((path / "probe_ema.json").read_text())
     assert row["frozen_accuracy"] == probe["scores"]["surrogate"]["frozen_accuracy"]
     assert not (path / "probe.json").exists()
+
+
+def test_other_weights_are_measured_of_runs_that_stand(
+    out: Path, tmp_path: Path, carried_out: list[str]
+) -> None:
+    """Nothing is trained anew, and other runs are left alone."""
+    shutil.copytree(out.parent, tmp_path / "again")
+    path, folder = tmp_path / "again" / "tiny.toml", tmp_path / "again" / "out"
+    checkpoint = folder / "runs" / "groups_seed=0" / "closed_loop" / "checkpoint.json"
+    made = checkpoint.stat().st_mtime_ns
+    path.write_text(path.read_text().replace("ema = true", "ema = false"))
+    run_sweep(path, folder, seconds_per_step=1, device="cpu", quiet=True)
+    assert carried_out == ["groups_seed=0", "broken_seed=0"]
+    assert checkpoint.stat().st_mtime_ns == made
+    table = {row["run"]: row for row in pq.read_table(folder / "results.parquet").to_pylist()}
+    assert table["groups_seed=0"]["weights"] == "last"
+    assert (folder / "runs" / "groups_seed=0" / "probe.json").exists()
 
 
 def test_figures_of_layers_are_those_of_the_test_rows(out: Path, recipe: Path) -> None:
