@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from activault.store.errors import ConfigError
 
 from .identity import identity_of
+from .idle_keys import idle_key
 from .losses import TokenWeights
 from .raptor import ModelConfig
 from .stage_config import Stage1Config, Stage2Config, StageConfig
@@ -156,9 +157,12 @@ def parse_recipe(table: Mapping[str, Any], *, name: str = "recipe") -> TrainReci
         ConfigError: a key or a value does not fit; names `name`, the key and the value.
     """
     try:
-        return TrainRecipe.model_validate(table)
+        recipe = TrainRecipe.model_validate(table)
     except ValidationError as exc:
         raise ConfigError(f"{name}: {_first_fault(exc)}") from exc
+    if fault := idle_key(recipe):
+        raise ConfigError(f"{name}: {fault}")
+    return recipe
 
 
 def _lay_over(table: dict[str, Any], override: str) -> None:

@@ -137,7 +137,10 @@ def test_cuts_may_stand_for_num_phases() -> None:
         (["stage1.learning_rate=nan"], r"stage1\.learning_rate = nan does not fit"),
         (["stage2.steps=5"], r"stage2: warmup_steps is below steps; got warmup_steps 5 and steps 5"),
         (["stage1.floor=1.0"], r"stage1: floor is at most learning_rate; got 1\.0 and 0\.0003"),
-        (["cuts=[3]"], r"recipe\.toml: one of cuts, num_phases and groups is given; got cuts \(3,\), num_phases 3"),
+        (
+            ["cuts=[3]"],
+            r"recipe\.toml: one of cuts, num_phases and groups is given; got cuts \(3,\), num_phases 3",
+        ),
         (
             ["nothing"],
             r"an override is key=value with a dotted key, such as stage2\.steps=100; got 'nothing'",
@@ -154,6 +157,24 @@ def test_cuts_may_stand_for_num_phases() -> None:
             ["groups=[[1, 2]]"],
             r"one of cuts, num_phases and groups is given; got cuts None, num_phases 3, groups \(\(1, 2\),\)",
         ),
+        (
+            ["stage1.huber_delta=0.5"],
+            r"stage1\.huber_delta = 0\.5 changes nothing: it is used with loss = 'huber', and that is 'raw'; "
+            r"leave stage1\.huber_delta out or set the other",
+        ),
+        (
+            ["stage2.horizon_growth=0.2"],
+            r"stage2\.horizon_growth = 0\.2 .* with horizon_start, and that is none",
+        ),
+        (
+            ["stage1.only_teacher_forcing=true", "stage1.horizon_start=2"],
+            r"stage1\.horizon_start = 2 changes nothing: .* only_teacher_forcing = false, and that is true",
+        ),
+        (
+            ["stage1.only_teacher_forcing=true", "stage1.teacher_forcing=0.5"],
+            r"stage1\.teacher_forcing = 0\.5 changes nothing",
+        ),
+        (["control_seed=2"], r"control_seed = 2 changes nothing: it is used with control = 'random' or"),
         (["seed.x=1"], r"unknown key seed\.x|does not fit"),
         (["init.x=1"], r"--set init\.x=1: init is a value and has no keys"),
         (["seed=[1"], r"--set seed=\[1: the value is TOML"),
@@ -163,6 +184,27 @@ def test_faults_name_key_value_and_remedy(path: Path, overrides: list[str], mess
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipe(path, overrides)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["stage1.huber_delta=1.0"],
+        ["stage1.huber_delta=0.5", "stage1.loss=huber"],
+        ["stage2.steps=0", "stage2.warmup_steps=0", "stage2.huber_delta=0.5"],
+        ["stage1.horizon_growth=0.2", "stage1.horizon_start=2"],
+        ["control_seed=2", "control=random"],
+    ],
+)
+def test_keys_that_count_or_say_what_holds_anyway_are_taken(path: Path, overrides: list[str]) -> None:
+    load_recipe(path, overrides)
+
+
+def test_a_record_of_a_run_is_not_asked_for_keys_that_change_nothing(path: Path) -> None:
+    """Versions before took them."""
+    record = load_recipe(path).model_dump(mode="json")
+    record["stage1"]["huber_delta"] = 0.5
+    assert TrainRecipe.model_validate(record).stage1.huber_delta == 0.5
 
 
 def test_missing_key_and_missing_file(path: Path, tmp_path: Path) -> None:
