@@ -24,6 +24,7 @@ __all__ = [
     "parse_kept_kinds",
     "parse_kinds",
     "parse_layers",
+    "require_all_layers",
     "require_all_tokens",
 ]
 
@@ -160,6 +161,24 @@ def parse_kinds(text: str | Iterable[str], layout: TokenLayout) -> tuple[TokenKi
     if not kinds:
         raise ConfigError(f"none of the token kinds {asked} is here; there are {', '.join(layout.kinds)}")
     return kinds
+
+
+def require_all_layers(layers: Iterable[int], num_blocks: int, use: str) -> None:
+    """Refuse a store without some of its teacher's layers, for a use that needs each of them.
+
+    Args:
+        layers: the store's.
+        num_blocks: blocks of the teacher; layer 0 is what goes into the first.
+        use: what needs them; begins the message.
+
+    Raises:
+        ConfigError: a layer is not there.
+    """
+    if missing := sorted(set(range(num_blocks + 1)) - set(layers)):
+        raise ConfigError(
+            f"{use} takes the teacher's layers 0-{num_blocks}; the store lacks {missing}; extract with "
+            "--layers all"
+        )
 
 
 def require_all_tokens(layout: TokenLayout, kinds: Iterable[TokenKind], use: str) -> None:

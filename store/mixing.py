@@ -23,7 +23,7 @@ from .plan import EpochPlan
 from .turns import Turn
 from .units import chunks_of, random_stream
 
-__all__ = ["Mixing", "choose_mixing", "entropy_share", "shortcomings"]
+__all__ = ["Mixing", "choose_mixing", "entropy_share", "most_pool_bytes", "shortcomings"]
 
 Int64 = npt.NDArray[np.int64]
 _POOL_BYTES: Final = 1 << 30
@@ -75,6 +75,11 @@ class Mixing:
         return replace(self, window_rows=window, reads_per_chunk=reads, mixed_rows=0)
 
 
+def most_pool_bytes() -> int:
+    """Memory that pools of this machine take where they would need more."""
+    return max(_POOL_BYTES, available_bytes() // _SHARE)
+
+
 def choose_mixing(
     rows: Int64,
     draws: npt.NDArray[np.float64] | None,
@@ -113,9 +118,7 @@ def choose_mixing(
         window = room(pool_bytes or _POOL_BYTES)
     if pool_bytes is None:
         # Asked only where it matters.
-        pool_bytes = (
-            _POOL_BYTES if window <= room(_POOL_BYTES) else max(_POOL_BYTES, available_bytes() // _SHARE)
-        )
+        pool_bytes = _POOL_BYTES if window <= room(_POOL_BYTES) else most_pool_bytes()
     return Mixing(
         window_rows=window,
         reads_per_chunk=reads,

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from activault.store import ActivationLoader, Store
-from activault.store.cores import available_bytes
 from activault.store.errors import ConfigError
+from activault.store.mixing import most_pool_bytes
 
 from .distributed import Peers
 from .stages import Stage
@@ -26,9 +26,6 @@ __all__ = ["crossing_type", "stage_loader"]
 SHORT_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MIXED_ROWS = 64
 """Rows that are mixed as by a full shuffle even where a batch has fewer."""
-SHARE = 4
-"""Pools take at most a quarter of a machine's memory, as the loader's own do."""
-LEAST_POOL_BYTES = 1 << 30
 
 
 def stage_loader(
@@ -96,4 +93,4 @@ def _pool_over_machines(world: int, num_here: int) -> int | None:
     """
     if num_here == world:
         return None
-    return max(LEAST_POOL_BYTES, available_bytes() // SHARE) * world // num_here
+    return most_pool_bytes() * world // num_here

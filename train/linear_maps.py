@@ -25,7 +25,7 @@ from torch import Tensor
 
 from activault.store import Store
 from activault.store.errors import ConfigError
-from activault.store.layout import TokenKind, TokenLayout, require_all_tokens
+from activault.store.layout import TokenKind, TokenLayout, require_all_layers, require_all_tokens
 
 from .linear_moments import AffineMap, Moments, best_ridge, solve
 from .phases import Phase, runs_of
@@ -121,19 +121,14 @@ def fit_linear_maps(
     Raises:
         ConfigError: a layer or a token kind is not in the store, there are no rows, or the ridge is negative.
     """
-    num_layers = store.manifest.teacher.num_blocks
-    if missing := sorted(set(range(num_layers + 1)) - set(store.layers)):
-        raise ConfigError(
-            f"linear maps are fitted on layers 0-{num_layers}; the store lacks {missing}; extract with "
-            "--layers all"
-        )
+    require_all_layers(store.layers, store.manifest.teacher.num_blocks, "a linear map of every layer")
     require_all_tokens(store.layout, store.kinds, "a linear map of every token")
     steps = [step for kind in kinds for step in _steps(kind, phases)]
     sums = _summed(store, rows, steps, batch_size, torch.device(device), progress)
     models: dict[LinearKind, LinearMaps] = {}
     for kind in kinds:
         own = [step for step in steps if step.kind == kind]
-        maps = {layer: {} for layer in range(1, num_layers + 1)}  # type: dict[int, dict[TokenKind, AffineMap]]
+        maps = {layer: {} for layer in store.layers if layer}  # type: dict[int, dict[TokenKind, AffineMap]]
         for step in own:
             for token_kind in store.layout.kinds:
                 found = _solved(*sums[step, token_kind], ridge)

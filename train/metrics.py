@@ -24,7 +24,7 @@ from torch import Tensor
 
 from activault.store import Store
 from activault.store.errors import ConfigError
-from activault.store.layout import TokenLayout, require_all_tokens
+from activault.store.layout import TokenLayout, require_all_layers, require_all_tokens
 
 from .raptor import Raptor
 
@@ -236,11 +236,7 @@ def evaluate_rollout(
         ConfigError: a layer or a token kind is not in the store, or there are no rows.
     """
     num_layers = store.manifest.teacher.num_blocks
-    if missing := sorted(set(range(num_layers + 1)) - set(store.layers)):
-        raise ConfigError(
-            f"a closed loop is measured on layers 0-{num_layers}; the store lacks {missing}; "
-            "extract with --layers all"
-        )
+    require_all_layers(store.layers, num_layers, "a closed loop")
     require_all_tokens(store.layout, store.kinds, "a closed loop")
     accumulator = R2Accumulator(store.layout, range(1, num_layers + 1), store.dim)
     for first in range(0, len(rows), batch_size):

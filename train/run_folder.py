@@ -21,6 +21,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from activault.store import Store
+from activault.store.differences import first_differing
 from activault.store.errors import RunError
 
 from .checkpoint import disk_errors, one_line, write_json
@@ -118,22 +119,12 @@ def read_run(path: Path) -> dict[str, Any]:
 
 def _refuse_difference(out: Path, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raise a RunError that names the first field in which two runs differ."""
-    old, new = dict(_fields(there)), dict(_fields(wanted))
-    for key in [*new, *old]:
-        if old.get(key) != new.get(key):
-            raise RunError(
-                f"a run goes on with what it was started with; {out} has {key} = {old.get(key)!r} "
-                f"and this one {new.get(key)!r}; choose another folder"
-            )
-
-
-def _fields(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values."""
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _fields(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    if difference := first_differing(there, wanted):
+        key, old, new = difference
+        raise RunError(
+            f"a run goes on with what it was started with; {out} has {key} = {old!r} and this one {new!r}; "
+            "choose another folder"
+        )
 
 
 @contextmanager

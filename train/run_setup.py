@@ -16,7 +16,7 @@ from torch import nn
 
 from activault.store import Store, split_rows
 from activault.store.errors import ConfigError, IncompleteStoreError
-from activault.store.layout import require_all_tokens
+from activault.store.layout import require_all_layers, require_all_tokens
 
 from .raptor import Raptor
 from .raptor_config import RaptorConfig
@@ -102,11 +102,7 @@ def check_store(store: Store) -> None:
         raise IncompleteStoreError(
             f"training needs a complete store and {store.path} is not; finish its extraction"
         )
-    missing = sorted(set(range(store.manifest.teacher.num_blocks + 1)) - set(store.layers))
-    if missing:
-        raise ConfigError(
-            f"training needs all layers and the store lacks {missing}; extract with --layers all"
-        )
+    require_all_layers(store.layers, store.manifest.teacher.num_blocks, "training")
     require_all_tokens(store.layout, store.kinds, "training")
 
 

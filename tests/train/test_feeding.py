@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from activault.store import ActivationLoader, Store
+from activault.store import ActivationLoader, Store, mixing
 from activault.train import feeding
 from activault.train.closed_loop import closed_loop_stage
 from activault.train.distributed import ALONE, Peers
@@ -129,7 +129,7 @@ def test_processes_of_a_machine_hold_a_quarter_of_its_memory_together(
     pool: int | None,
 ) -> None:
     """A pool is of all processes, each of which holds its part: here 100 GiB / processes here."""
-    monkeypatch.setattr(feeding, "available_bytes", lambda: 400 << 30)
+    monkeypatch.setattr(mixing, "available_bytes", lambda: 400 << 30)
     loader_of(make_store(row_seed=None), peers=over(names))
     assert options["pool_bytes"] == pool
 
@@ -137,7 +137,7 @@ def test_processes_of_a_machine_hold_a_quarter_of_its_memory_together(
 def test_a_machine_of_little_memory_still_holds_the_least_pool(
     make_store: MakeStore, options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding, "available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(mixing, "available_bytes", lambda: 1 << 30)
     loader_of(make_store(row_seed=None), peers=over(["here", "there"]))
     assert options["pool_bytes"] == 2 << 30
 
@@ -145,7 +145,7 @@ def test_a_machine_of_little_memory_still_holds_the_least_pool(
 def test_memory_has_no_say_where_the_order_depends_on_it(
     make_store: MakeStore, options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeding, "available_bytes", lambda: 400 << 30)
+    monkeypatch.setattr(mixing, "available_bytes", lambda: 400 << 30)
     first, second = (
         loader_of(make_store(f"{number}.zarr", row_seed=0), peers=peers).plan(0).rows
         for number, peers in enumerate((ALONE, over(["here", "there"])))

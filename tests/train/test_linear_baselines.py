@@ -191,7 +191,12 @@ def test_a_span_is_not_entered_in_its_middle(make_store: MakeStore) -> None:
     [
         ({}, 0, None, "a linear map is fitted to at least one row; got none"),
         ({}, 9, -1.0, "a ridge is at least 0; got -1.0"),
-        ({"layers": (0, 1, 2, 4)}, 9, None, r"fitted on layers 0-4; the store lacks \[3\]"),
+        (
+            {"layers": (0, 1, 2, 4)},
+            9,
+            None,
+            r"map of every layer takes the teacher's layers 0-4; the store lacks \[3\]",
+        ),
         ({"kinds": ["cls"]}, 9, None, "a linear map of every token takes all tokens"),
     ],
     ids=["no-rows", "ridge", "layers", "kinds"],

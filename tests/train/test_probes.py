@@ -184,5 +184,7 @@ def test_rollout_is_measured_against_the_store(make_store: MakeStore, dtype: str
 
 def test_rollout_needs_every_layer(make_store: MakeStore) -> None:
     store = make_store("r.zarr", layers=(0, 1, 2, 4))
-    with pytest.raises(ConfigError, match=r"measured on layers 0-4; the store lacks \[3\]"):
+    with pytest.raises(
+        ConfigError, match=r"a closed loop takes the teacher's layers 0-4; the store lacks \[3\]"
+    ):
         evaluate_rollout(Raptor(CONFIG), store, store.valid_rows)

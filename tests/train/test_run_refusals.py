@@ -87,7 +87,13 @@ def test_foreign_and_damaged_folders_are_not_loaded(store: Store, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "changes", "cuts", "error", "message"),
     [
-        ({"layers": (0, 1, 2, 4)}, {}, (2,), ConfigError, r"needs all layers and the store lacks \[3\]"),
+        (
+            {"layers": (0, 1, 2, 4)},
+            {},
+            (2,),
+            ConfigError,
+            r"training takes the teacher's layers 0-4; the store lacks \[3\]",
+        ),
         (
             {"kinds": ["cls", "patches"]},
             {},
