@@ -55,13 +55,19 @@ class CacheFolder:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         if max_bytes < 1:
-            raise ConfigError(f"a cache holds a positive number of bytes; got {max_bytes}")
+            raise ConfigError(
+                f"a cache holds a positive number of bytes; got {max_bytes}: give more by cache_bytes or "
+                "ACTIVAULT_CACHE_BYTES, or name no cache folder"
+            )
         self.folder = folder
         self.max_bytes = max_bytes
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise StorageError(f"the cache folder {folder} cannot be made ({exc.strerror})") from exc
+            raise StorageError(
+                f"the cache folder {folder} cannot be made ({exc.strerror}); name another by cache_dir or "
+                "ACTIVAULT_CACHE_DIR"
+            ) from exc
         self._lock = threading.Lock()
         self._is_full = False
         # Another limit may hold now than when the folder was filled: the first entry looks.
@@ -113,7 +119,10 @@ class CacheFolder:
 
     def _give_up(self, exc: OSError) -> None:
         if exc.errno not in _NO_ROOM:
-            raise StorageError(f"the cache folder {self.folder} cannot be written ({exc.strerror})") from exc
+            raise StorageError(
+                f"the cache folder {self.folder} cannot be written ({exc.strerror}); name another by "
+                "cache_dir or ACTIVAULT_CACHE_DIR"
+            ) from exc
         with self._lock:
             if self._is_full:
                 return

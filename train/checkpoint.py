@@ -137,7 +137,8 @@ def load_checkpoint(
         )
     if checkpoint.identity != identity:
         raise RunError(
-            f"{path} was written by a run with another recipe, phases or store; choose another folder"
+            f"a stage goes on with what it was started with; {path} is of run {checkpoint.identity[:12]} and "
+            f"this is {identity[:12]}, with another recipe, phases or store; choose another folder"
         )
     try:
         if Path(name).name != name:

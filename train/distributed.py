@@ -73,7 +73,10 @@ def place_in(environment: Mapping[str, str] = os.environ) -> Place:
             "start them by one of the two"
         ) from exc
     if not 0 <= rank < world:
-        raise ConfigError(f"a process's rank is below the number of processes; got {rank} and {world}")
+        raise ConfigError(
+            f"a process's rank is below the number of processes; got {rank} and {world}: start them by "
+            "torchrun or srun, or unset RANK and WORLD_SIZE for one process"
+        )
     if world == 1:
         return Place()
     if not host or not port:

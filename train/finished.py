@@ -54,13 +54,15 @@ class Run:
     recipe: TrainRecipe
     """What it was trained by."""
     cuts: tuple[int, ...]
-    """Its phases."""
+    """Its phases, where they are contiguous; else empty."""
     layout: TokenLayout
     """Token layout it was trained at."""
     store_digest: str
     """Content of the store it was trained on."""
     teacher_sha256: str
     """Weights of the teacher whose layers it replays."""
+    groups: tuple[tuple[int, ...], ...] | None = None
+    """Its phases, where they are not contiguous."""
 
 
 def load_run(path: Path | str, which: Which = "last", *, ema: bool = False) -> Run:
@@ -98,6 +100,7 @@ def load_run(path: Path | str, which: Which = "last", *, ema: bool = False) -> R
             layout=TokenLayout.model_validate(record["layout"]),
             store_digest=str(record["store_digest"]),
             teacher_sha256=str(record["teacher_sha256"]),
+            groups=model.config.groups,
         )
     except (OSError, KeyError, ValidationError, SafetensorError, RuntimeError) as exc:
         raise RunError(

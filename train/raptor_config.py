@@ -62,7 +62,10 @@ class RaptorConfig(ModelConfig):
             )
         _ = self.phases  # says what is wrong with them
         if self.dim % self.num_heads:
-            raise ValueError(f"dim {self.dim} is no multiple of num_heads {self.num_heads}")
+            raise ValueError(
+                f"dim is a multiple of num_heads; got dim {self.dim} and num_heads {self.num_heads}; give "
+                "the teacher's, for an imported store by `activault import --heads`"
+            )
         return self
 
     @property

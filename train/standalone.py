@@ -203,7 +203,10 @@ def load(path: str | Path) -> Raptor:
     path = Path(path)
     record = json.loads(path.read_text(encoding="utf-8"))
     if record.get("format") != "activault raptor" or record.get("version") != 1:
-        raise ValueError(f"{path} does not describe a Raptor of version 1")
+        found = f"format {record.get('format')!r}, version {record.get('version')!r}"
+        raise ValueError(
+            f"{path} is to describe an activault raptor of version 1; got {found}; export it again"
+        )
     data = (path.parent / Path(record["tensors"]).name).read_bytes()
     if hashlib.sha256(data).hexdigest() != record["sha256"]:
         raise ValueError(f"{record['tensors']} is not what {path} names; export it again")
