@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from http_server import Body, Cut, StaticServer
+from s3_server import S3
 
 from activault.store import (
     ActivationLoader,
@@ -17,6 +18,7 @@ from activault.store import (
     Store,
     cached,
     open_store,
+    publish,
     remote,
 )
 from activault.store.cache_folder import CacheFolder
@@ -105,6 +107,23 @@ def test_a_cached_store_is_read_without_its_origin(server: StaticServer, cache: 
     assert far.info() == info
     assert far.samples.equals(store.samples)
     np.testing.assert_array_equal(far.read(slice(0, 50), LAYERS), written.stored)
+
+
+def test_a_bucket_is_read_once_and_then_not_at_all(
+    s3: S3, cache: Path, written: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"s3://{s3.make_bucket()}/a.zarr"
+    publish(written.path, url)
+    first = open_store(url, cache_dir=cache, cache_bytes=1 << 20)
+    np.testing.assert_array_equal(first.read(slice(0, 50), LAYERS), written.stored)
+    info = first.info()
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # discards: nobody is there
+    far = open_store(url, cache_dir=cache, cache_bytes=1 << 20)
+    assert far.info() == info
+    np.testing.assert_array_equal(far.read(slice(0, 50), LAYERS), written.stored)
+    with pytest.raises(UnreachableError):
+        open_store(url, cache_dir=cache / "another")
 
 
 def test_what_was_not_cached_needs_the_origin(server: StaticServer, cache: Path) -> None:

@@ -213,3 +213,16 @@ def test_bfloat16_autocast_keeps_the_residual_stream_in_float32(model: Raptor) -
     assert rolled.dtype == forced.dtype == torch.float32
     torch.testing.assert_close(rolled, exact, rtol=0.05, atol=0.05)
     assert torch.equal(torch.stack(scales), torch.stack(model.blocks[0].depth(model.depths[3:4])))
+
+
+def test_weights_of_one_depth_roll_out_at_another() -> None:
+    """Depth is told as the layer over L, so that each block is asked for the same stretch of depths."""
+    trained = Raptor(RaptorConfig(dim=16, num_heads=2, num_layers=12, cuts=(7, 10), layer_scale=0.5)).eval()
+    deeper = Raptor(RaptorConfig(dim=16, num_heads=2, num_layers=24, cuts=(14, 20), layer_scale=0.5)).eval()
+    deeper.load_state_dict(trained.state_dict())
+    x = torch.randn(2, 5, 16)
+    made = deeper(x)
+    assert made.shape == (2, 24, 5, 16)
+    for layer in range(1, 25):
+        x = trained.blocks[trained.phase_of((layer + 1) // 2)](x, torch.tensor([[layer / 24]]))
+        torch.testing.assert_close(made[:, layer - 1], x)

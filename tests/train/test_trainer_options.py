@@ -181,7 +181,9 @@ def test_the_complete_config_of_a_stage_is_recorded_and_hashed(store: Store, tmp
 
 
 def test_nothing_held_out_is_told_before_the_first_step(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"stage closed_loop validates every 5 steps on no rows; set validation to"):
+    with pytest.raises(
+        ConfigError, match=r"stage closed_loop validates every 5 steps on no rows; set validation to"
+    ):
         run_stage(
             closed_loop(store),
             tmp_path / "s",

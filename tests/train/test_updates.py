@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +124,22 @@ def test_compile_takes_every_block_and_changes_no_name(store: Store, monkeypatch
     updates_of(stage)
     assert compiled == list(stage.module.blocks)
     assert list(stage.module.state_dict()) == names
+
+
+def test_compiled_blocks_learn_as_the_others_do_and_are_resumed(store: Store, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("train_compiled.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(store.path), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["graphs"] > 0, "something was traced"
+    assert found["compiled"] == pytest.approx(found["plain"], rel=1e-5)
+    assert found["resumed"] == found["compiled"]
 
 
 def test_a_stage_compiles_only_for_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
