@@ -160,6 +160,7 @@ def test_a_fork_is_told_that_it_cannot_go_on(store: Store, num_threads: int, ask
 
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_damaged_shard_reaches_the_consumer_and_no_batch_is_lost(copy: Path, num_threads: int) -> None:
+    """Defect of the reference: an error of a worker is printed, and its rows are missing."""
     (copy / "layer_02" / "cls" / "c" / "1" / "0" / "0").write_bytes(b"x")
     store = open_store(copy)
     loader = make(store, num_threads=num_threads, shuffle=False, pool_bytes=1)
@@ -172,6 +173,8 @@ def test_a_damaged_shard_reaches_the_consumer_and_no_batch_is_lost(copy: Path, n
 
 
 def test_any_error_of_a_thread_reaches_the_consumer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect of the reference: see above."""
+
     def broken(self: object, *arguments: object) -> None:
         raise MemoryError("no room")
 
@@ -198,6 +201,7 @@ def test_threads_end_when_the_iterator_is_dropped(store: Store) -> None:
 
 
 def test_each_chunk_is_read_once_an_epoch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect of the reference: every chunk is decompressed twice, for reads of half a chunk."""
     seen: list[tuple[int, int, str]] = []
     original = reading.ChunkSource.read_parts
 

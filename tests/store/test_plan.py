@@ -87,6 +87,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 def test_batches_differ_between_epochs_not_only_their_order() -> None:
+    """Defect of the reference: the same groups of rows in every epoch, shuffled among themselves."""
     rows = np.arange(300)
     first, second = ({frozenset(batch.tolist()) for batch in batches(make(rows, epoch=e))} for e in (0, 1))
     assert not first & second

@@ -4,7 +4,9 @@ Others have their tests beside what they are about: resuming (`test_runs.py`, `t
 start (`test_runs.py`), registers taken to be tokens 1 to 4 (`test_stages.py`), the sign of `cosine`
 (`test_objectives.py`), R2 (`test_metrics.py`), pickles (`test_checkpoint.py`), copies from the device
 (`test_updates.py`, `tests/extract/test_engine_ring.py`), sample ids and labels
-(`tests/extract/test_values.py`).
+(`tests/extract/test_values.py`), the same minibatches in every epoch (`test_trainer.py`,
+`tests/store/test_plan.py`), chunks read twice and errors of a worker that nobody hears
+(`tests/store/test_loader.py`).
 """
 
 from __future__ import annotations
