@@ -9,7 +9,7 @@ and a row that is held out of a small part of a store is held out of all of it.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -55,10 +55,10 @@ def hold_out_rows(samples: pa.Table, rows: Int64, fraction: float, *, seed: int 
     return rows[~is_held], rows[is_held][np.argsort(hashes[is_held], kind="stable")]
 
 
-def _hashes(keys: pa.ChunkedArray, rows: Int64, seed: int) -> Iterator[float]:
+def _hashes(keys: Any, rows: Int64, seed: int) -> Iterator[float]:
     """A number in [0, 1) for the key of each row."""
     salt = seed.to_bytes(8, "little")  # zeros are no salt
     for start in range(0, len(rows), _BLOCK_ROWS):
-        for key in keys.take(pa.array(rows[start : start + _BLOCK_ROWS])).cast(pa.binary()).to_pylist():
+        for key in keys.take(rows[start : start + _BLOCK_ROWS]).cast(pa.binary()).to_pylist():
             digest = hashlib.blake2b(key, digest_size=8, person=_PURPOSE, salt=salt).digest()
             yield int.from_bytes(digest, "big") / 2**64

@@ -57,7 +57,7 @@ def press_at(steps: int) -> None:
 class Full(io.StringIO):
     """A file on a disk without room."""
 
-    def write(self, text: str) -> int:  # noqa: ARG002
+    def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
