@@ -30,6 +30,8 @@ _POOL_BYTES: Final = 1 << 30
 """Memory of pools that need no more."""
 _SHARE: Final = 4
 """Pools take at most a quarter of the memory that is available: those of all ranks on a machine together."""
+_MOST_ROWS: Final = 1 << 62
+"""What a state says is planned with in 64 bits."""
 _MOST_READS: Final = 4
 """Four reads of each chunk took twice the processor time of one; more are told."""
 _LEAST_SHARE: Final = 0.98
@@ -67,7 +69,7 @@ class Mixing:
         told = {
             name: state.get(name, of_old) for name, of_old in (("pool_rows", None), ("reads_per_chunk", 1))
         }
-        known = {name: value for name, value in told.items() if type(value) is int and value > 0}
+        known = {name: value for name, value in told.items() if type(value) is int and 0 < value < _MOST_ROWS}
         taken = self.identity() | {name: known[name] for name in self.found & known.keys()}
         if taken == self.identity():
             return self
@@ -108,10 +110,7 @@ def choose_mixing(
         return max(1, num_bytes // (2 * row_bytes))  # half is drawn from, half is filled
 
     reads = reads_per_chunk or 1
-    is_found = {
-        "pool_rows": pool_bytes is None or in_source_order,
-        "reads_per_chunk": reads_per_chunk is None,
-    }
+    found = {"pool_rows": pool_bytes is None or in_source_order, "reads_per_chunk": reads_per_chunk is None}
     if in_source_order:
         window = _window_rows(rows, draws, chunk_rows, mixed_rows, reads, least=room(_POOL_BYTES))
     else:
@@ -126,7 +125,7 @@ def choose_mixing(
         chunk_rows=chunk_rows,
         row_bytes=row_bytes,
         mixed_rows=mixed_rows,
-        found=frozenset(name for name, it_is in is_found.items() if it_is),
+        found=frozenset(name for name, it_is in found.items() if it_is),
     )
 
 
