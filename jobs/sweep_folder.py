@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from activault.store import ActivaultError, RunError, open_store, split_rows
+from activault.store.differences import first_differing
 
 from .sweep_plan import PlannedRun
 
@@ -110,18 +111,9 @@ def _difference(folder: Path, run: PlannedRun, stores: StoreFacts) -> tuple[str,
         there = TrainRecipe.model_validate(record["recipe"]).identity()
     except (OSError, ValueError, KeyError, TypeError, ValidationError):
         return None  # no run, or one that `train` has more to say of
-    old, new = _flat(there), _flat(run.recipe.identity())
-    for key in [*new, *old]:
-        if old.get(key) != new.get(key):
-            return key, old.get(key), new.get(key)
+    if found := first_differing(there, run.recipe.identity()):
+        return found
     digest = stores.digest(run.recipe.store)
     if digest is not None and record.get("store_digest") != digest:
         return "store_digest", record.get("store_digest"), digest
     return None
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
