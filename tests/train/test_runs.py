@@ -145,16 +145,16 @@ def test_stages_of_no_steps_leave_the_teachers_blocks(
 def test_only_the_training_split_is_trained_on(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: RunTiny
 ) -> None:
-    from activault.train import trainer
+    from activault.train import feeding
 
     asked = []
-    whole = trainer.ActivationLoader
+    whole = feeding.ActivationLoader
 
     def spy(*args: Any, **options: Any) -> Any:
         asked.append((set(options["rows"].tolist()), list(options["layers"]), options["seed"]))
         return whole(*args, **options)
 
-    monkeypatch.setattr(trainer, "ActivationLoader", spy)
+    monkeypatch.setattr(feeding, "ActivationLoader", spy)
     run(tmp_path / "run", store)
     train_rows = {row for row in range(40) if row % 4 != 3}
     assert [rows for rows, _, _ in asked] == [train_rows] * 3
