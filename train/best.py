@@ -22,6 +22,7 @@ from activault.store.files import file_sha256
 
 from .checkpoint import disk_errors, ema_tensors, one_line, write_atomically, write_json
 from .ema import Ema
+from .finite import require_finite
 
 __all__ = ["Best", "best_tensors", "read_best", "save_best"]
 
@@ -48,11 +49,12 @@ def save_best(folder: Path, best: Best, module: nn.Module, ema: Ema | None) -> B
     """Write the weights of now as the best ones; gives the record with name and hash.
 
     Raises:
-        RunError: the folder cannot be written.
+        RunError: a weight is NaN or infinite, or the folder cannot be written.
     """
     path = folder / f"best_{best.step:09d}.safetensors"
     tensors = {f"model.{name}": value.detach().contiguous() for name, value in module.state_dict().items()}
     tensors |= ema_tensors(ema)
+    require_finite(tensors, f"{folder.name} after step {best.step}")
     write_atomically(path, lambda temporary: save_file(tensors, temporary))
     written = {**asdict(best), "tensors": path.name, "sha256": file_sha256(path)}
     write_json(folder / "best.json", written)

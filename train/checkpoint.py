@@ -6,7 +6,8 @@
 
 The JSON is renamed into place after the tensors are on disk, so that a killed writer leaves the checkpoint
 before it whole; what is neither the last `keep` nor the best one (`best.py`) is swept away by the next save.
-To go back to an older one, copy its record over `checkpoint.json`.
+To go back to an older one, copy its record over `checkpoint.json`. What a record says is in
+`checkpoint_record.py`.
 
 `write_atomically` and `write_json` are how every file of a run is written.
 """
@@ -17,7 +18,6 @@ import contextlib
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from torch import Tensor, nn
 from activault.store.errors import RunError
 from activault.store.files import file_sha256, sync_file, sync_folder
 
+from .checkpoint_record import Checkpoint, one_line, read_record, sealed_record, tensors_name, way_out
 from .ema import Ema
+from .finite import require_finite
 
 __all__ = [
     "Checkpoint",
@@ -43,28 +45,7 @@ __all__ = [
     "write_json",
 ]
 
-VERSION = 1
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """What a checkpoint says beside its tensors."""
-
-    stage: str
-    """Name of the stage."""
-    step: int
-    """Updates made."""
-    identity: str
-    """Hash of the recipe, the phases and the store's digest."""
-    loader: dict[str, Any]
-    """The loader's state: batches consumed."""
-    pending: list[float]
-    """Losses since the last logged line, so that a resumed run logs the same means."""
-    last_loss: float | None
-    """Loss of the last logged line."""
-    last_validation: float | None = None
-    """Mean R2 of the last validation."""
 
 
 def save_checkpoint(
@@ -79,13 +60,14 @@ def save_checkpoint(
     """Write a checkpoint, and sweep away all but the last `keep`.
 
     Raises:
-        RunError: the folder cannot be written.
+        RunError: a weight is NaN or infinite, or the folder cannot be written.
     """
-    name = f"step_{checkpoint.step:09d}.safetensors"
+    name = tensors_name(checkpoint.step)
+    weights = {**module.state_dict(), **ema_tensors(ema)}
+    require_finite(weights, f"stage {checkpoint.stage} after step {checkpoint.step}")
     tensors = _tensors_of(module, optimizer) | ema_tensors(ema)
     write_atomically(folder / name, lambda temporary: save_file(tensors, temporary))
-    names = {"version": VERSION, "tensors": name, "sha256": file_sha256(folder / name)}
-    record = {**names, **asdict(checkpoint)}
+    record = sealed_record(checkpoint, file_sha256(folder / name))
     if keep > 1:
         write_json((folder / name).with_suffix(".json"), record)
     write_json(folder / "checkpoint.json", record)
@@ -120,31 +102,18 @@ def load_checkpoint(
         RunError: the checkpoint is unreadable, is of another version, or belongs to another run.
     """
     path = folder / "checkpoint.json"
-    if not path.exists():
+    saved = read_record(path)
+    if saved is None:
         return None
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        version, name, sha256 = record.pop("version"), str(record.pop("tensors")), record.pop("sha256")
-        checkpoint = Checkpoint(**record)
-        _check_types(checkpoint)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise RunError(
-            f"{path} is no checkpoint: {one_line(exc)}; remove {folder} to train the stage anew"
-        ) from exc
-    if version != VERSION:
-        raise RunError(
-            f"{path} has version {version} and this program reads {VERSION}; use the one that wrote it"
-        )
+    checkpoint, name = saved.checkpoint, saved.tensors
     if checkpoint.identity != identity:
         raise RunError(
             f"a stage goes on with what it was started with; {path} is of run {checkpoint.identity[:12]} and "
             f"this is {identity[:12]}, with another recipe, phases or store; choose another folder"
         )
     try:
-        if Path(name).name != name:
-            raise RunError(f"{path} names tensors outside its folder: {name!r}; remove {folder}")
-        if file_sha256(folder / name) != sha256:
-            raise RunError(f"{folder / name} is not what was written; {_way_out(folder, name)}")
+        if file_sha256(folder / name) != saved.sha256:
+            raise RunError(f"{folder / name} is not what was written; {way_out(folder, name)}")
         _put_tensors(load_file(folder / name), module, optimizer, ema)
     except (OSError, SafetensorError, KeyError, RuntimeError) as exc:
         raise RunError(
@@ -153,28 +122,9 @@ def load_checkpoint(
     return checkpoint
 
 
-def _way_out(folder: Path, name: str) -> str:
-    """What to do about damaged tensors: go back to an older checkpoint where one is kept."""
-    if older := sorted(path.name for path in folder.glob("step_*.json") if path.stem < Path(name).stem):
-        return f"copy {older[-1]} over checkpoint.json there to go on from that one"
-    return f"remove {folder} to train the stage anew"
-
-
 def ema_tensors(ema: Ema | None) -> dict[str, Tensor]:
     """The average as it is saved."""
     return {} if ema is None else {f"ema.{name}": value.contiguous() for name, value in ema.average.items()}
-
-
-def _check_types(checkpoint: Checkpoint) -> None:
-    """Refuse a record that was damaged or edited before anything is built on it."""
-    step, loss = checkpoint.step, checkpoint.last_loss
-    numbers = isinstance(checkpoint.pending, list) and all(
-        isinstance(value, float | int) for value in checkpoint.pending
-    )
-    if not (isinstance(step, int) and step >= 0 and isinstance(loss, float | int | None) and numbers):
-        raise ValueError(f"step {step!r}, last_loss {loss!r} or pending losses are not those of a checkpoint")
-    if not isinstance(checkpoint.loader, dict):
-        raise ValueError(f"the loader's state is a table; got {checkpoint.loader!r}")  # noqa: TRY004
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -214,11 +164,6 @@ def disk_errors(path: Path) -> Iterator[None]:
             f"{path} could not be written: {one_line(exc)}; what was there before is whole: make room or "
             "allow writing there, then start again"
         ) from exc
-
-
-def one_line(exc: Exception) -> str:
-    """An error's message without its line breaks."""
-    return " ".join(str(exc).split())
 
 
 def _tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

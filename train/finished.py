@@ -16,19 +16,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from activault.store.errors import RunError
+from activault.store.errors import ConfigError, RunError
 from activault.store.files import file_sha256
 from activault.store.layout import TokenLayout
 
 from .best import best_tensors, read_best
 from .checkpoint import disk_errors, one_line, tensors_under, write_atomically, write_json
+from .finite import require_finite
 from .raptor import Raptor
 from .raptor_config import RaptorConfig
 from .recipe import TrainRecipe
@@ -71,8 +72,11 @@ def load_run(path: Path | str, which: Which = "last", *, ema: bool = False) -> R
     `which` is the last weights or those of the best validation; `ema` takes their moving average.
 
     Raises:
+        ConfigError: `which` is neither.
         RunError: the folder is no run, the run is not finished, or it has no such weights.
     """
+    if which not in get_args(Which):
+        raise ConfigError(f"a run's weights are 'last' or 'best'; got {which!r}; name one of the two")
     path = Path(path)
     record = read_run(path)
     if not (path / "model.safetensors").exists():
@@ -115,7 +119,8 @@ def write_models(out: Path, model: Raptor, last: Sequence[tuple[str, Stage]], id
     model: the closed loop, or every phase. Each has its last weights in its module.
 
     Raises:
-        RunError: a checkpoint is not what was written, or the folder cannot be written.
+        RunError: a checkpoint is not what was written, a weight is NaN or infinite, or the folder cannot be
+            written.
     """
     sealed = _seal_there(out)
     if sealed and all(_hash(out / _file_of(name)) == value for name, value in sealed.items()):
@@ -134,6 +139,7 @@ def write_models(out: Path, model: Raptor, last: Sequence[tuple[str, Stage]], id
         for prefix, part in parts:
             tensors.update({f"{prefix}{name}": tensor for name, tensor in (part or {}).items()})
         path = out / _name(which, ema)
+        require_finite(tensors, f"{path.name} of {out}")
         write_atomically(path, _saver(tensors))
         written.append(path)
     seal = {path.stem: _hash(path) for path in [*written, out / "run.json"]}

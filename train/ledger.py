@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +24,14 @@ from activault.store.errors import RunError
 
 from .checkpoint import disk_errors, write_atomically
 from .distributed import ALONE, Peers
+from .finite import ELSEWHERE, SLOWER
 from .stages import Stage
 
-__all__ = ["Line", "Losses", "MetricsFile", "lines_of"]
+__all__ = ["Line", "Losses", "MetricsFile", "lines_of", "warn_if_diverged"]
 
 Line = dict[str, Any]
+DIVERGED = 10
+"""A loss may rise where teacher forcing gives way to the roll-out; not so many times."""
 
 
 @dataclass
@@ -60,14 +64,25 @@ class Losses:
         values = self.peers.mean(torch.stack(self.fresh)).tolist()
         for number, (loss, norm) in enumerate(values, start=step - len(values) + 1):
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise RunError(
-                    f"training needs finite losses and gradients; stage {self.stage.name} has loss {loss} "
-                    f"and gradient norm {norm} at step {number} of {self.stage.config.steps}; lower "
-                    "learning_rate or raise warmup_steps"
-                )
+                raise RunError(self._divergence(number, loss, norm))
         self.pending.extend(loss for loss, _ in values)
         self.last_norm = values[-1][1]
         self.fresh.clear()
+
+    def _divergence(self, number: int, loss: float, norm: float) -> str:
+        """What a step's figures say that are no numbers, and what to do."""
+        told = (
+            f"training needs finite losses and gradients; stage {self.stage.name} has loss {loss} and "
+            f"gradient norm {norm} at step {number} of {self.stage.config.steps}"
+        )
+        if number == 1 and not math.isfinite(loss):
+            # No update was made: a learning rate has had no say yet.
+            return (
+                f"{told}, before any update: what the stage starts from is the cause; lower noise, "
+                f"{ELSEWHERE}, or hold the store's values against what it records by "
+                "`activault verify --values`"
+            )
+        return f"{told}; {SLOWER}"
 
     def log(self, step: int) -> tuple[float, float]:
         """Mean loss since the last logged line, and the last gradient norm; starts the next mean."""
@@ -92,11 +107,15 @@ class MetricsFile:
         if text != there:
             write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
         self.kept: list[Line] = [json.loads(line) for line in kept]
+        self.first_loss = next((line["loss"] for line in self.kept if "loss" in line), None)
+        """Loss of the stage's first line; None where there is none yet."""
         with disk_errors(path):
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line."""
+        if self.first_loss is None:
+            self.first_loss = line.get("loss")
         with disk_errors(self._path):
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
@@ -110,6 +129,17 @@ class MetricsFile:
         """Close the file."""
         with disk_errors(self._path):
             self._file.close()
+
+
+def warn_if_diverged(stage: Stage, first: float | None, last: float) -> None:
+    """Warn of a stage whose last logged loss is far above its first one, finite as both are."""
+    if first is not None and last > DIVERGED * first:
+        warnings.warn(
+            f"stage {stage.name} ended with loss {last:.3g} and began with {first:.3g}: it has diverged "
+            f"rather than learned; {SLOWER}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def lines_of(path: Path) -> list[Line]:

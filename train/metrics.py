@@ -13,6 +13,7 @@ surrogate in "Block-Recurrent Dynamics in Vision Transformers" (arXiv 2512.19941
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from activault.store import Store
-from activault.store.errors import ConfigError
+from activault.store.errors import ConfigError, RunError
 from activault.store.layout import TokenLayout, require_all_layers, require_all_tokens
 
 from .raptor import Raptor
@@ -234,6 +235,7 @@ def evaluate_rollout(
 
     Raises:
         ConfigError: a layer or a token kind is not in the store, or there are no rows.
+        RunError: the roll-out does not stay finite; names the first such layer.
     """
     num_layers = store.manifest.teacher.num_blocks
     require_all_layers(store.layers, num_layers, "a closed loop")
@@ -245,4 +247,11 @@ def evaluate_rollout(
         accumulator.update(tokens[:, 1:], model(tokens[:, 0]))
         if progress:
             progress(min(first + batch_size, len(rows)), len(rows))
-    return accumulator.result()
+    measured = accumulator.result()
+    for layer, eps in zip(measured.layers, measured.eps["all"], strict=True):
+        if not math.isfinite(eps):
+            raise RunError(
+                f"figures are of a roll-out that stays finite; this one has |x - xhat| = {eps} at layer "
+                f"{layer} of {num_layers}: train the model anew, at a lower learning_rate"
+            )
+    return measured

@@ -9,6 +9,7 @@ before it whole, and no step is in it twice.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .checkpoint import write_atomically
+from activault.store.errors import RunError
+
+from .checkpoint import one_line, write_atomically
 from .ledger import Line, lines_of
 from .watching import Watcher, figures_of
 
@@ -38,13 +41,14 @@ def write_metrics_table(run: Path, stages: Sequence[str]) -> None:
     """Write the table of these stages' lines, in their order.
 
     Raises:
-        RunError: a file of the run cannot be read, or the table not written.
+        RunError: a file of the run cannot be read or has a line that is none of a run, or the table cannot be
+            written.
     """
     entries = [
         entry
         for stage in stages
         for line in lines_of(run / stage / "metrics.jsonl")
-        for entry in _entries(stage, line)
+        for entry in _whole_entries(run / stage / "metrics.jsonl", stage, line)
     ]
     columns = zip(*entries, strict=True) if entries else ([] for _ in FIELDS)
     table = pa.table(
@@ -54,6 +58,21 @@ def write_metrics_table(run: Path, stages: Sequence[str]) -> None:
         }
     )
     write_atomically(run / "metrics.parquet", lambda temporary: pq.write_table(table, temporary))
+
+
+def _whole_entries(path: Path, stage: str, line: Line) -> list[Entry]:
+    """A line's entries, or what is wrong with the line."""
+    try:
+        return [
+            (stage, operator.index(step), metric, None if layer is None else int(layer), kind, float(value))
+            for stage, step, metric, layer, kind, value in _entries(stage, line)
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+        fault = f"{type(exc).__name__} {one_line(exc)}"
+        raise RunError(
+            f"a line has a step and numbers, or a validation's figures; {path} has one of step "
+            f"{line['step']!r:.80} that has not ({fault}); remove that line"
+        ) from exc
 
 
 def _entries(stage: str, line: Line) -> Iterator[Entry]:

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from activault.store import Store
-from activault.store.errors import ConfigError
+from activault.store.errors import ConfigError, RunError
 from activault.store.layout import TokenLayout, require_all_tokens
 
 from .heads import STRENGTH, fit_head
@@ -136,6 +136,7 @@ def probe(
     Raises:
         ConfigError: layer 0, the last layer or a token kind is not in the store; the rows have no labels or
             only one; training and test rows overlap; a test row's label is in no training row.
+        RunError: a model's last layer does not stay finite; names the model.
     """
     train_rows, test_rows, present = checked_task(store, train_rows, test_rows)
     label_ids = np.asarray(store.label_ids)
@@ -229,7 +230,15 @@ def _features(
         )
         parts[TEACHER].append(pooled_features(layers[:, 1], norm, store.layout).cpu())
         for name, make in makers.items():
-            parts[name].append(pooled_features(make(layers[:, 0]), norm, store.layout).cpu())
+            made = pooled_features(make(layers[:, 0]), norm, store.layout).cpu()
+            if not bool(made.isfinite().all()):
+                # A head would give all of them its first class, and an accuracy that says nothing.
+                raise RunError(
+                    f"a probe reads finite features; those of {name} are not, first in rows {first} to "
+                    f"{first + len(made) - 1} of {len(rows)}: leave it out, or train it anew at a lower "
+                    "learning_rate"
+                )
+            parts[name].append(made)
         if progress:
             progress(min(first + batch_size, len(rows)), len(rows))
     return {name: torch.cat(values) for name, values in parts.items()}

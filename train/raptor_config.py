@@ -33,7 +33,8 @@ class ModelConfig(BaseModel):
     random_init: RandomInit = "vit"
     """How random blocks are drawn: as ViTs usually are, or as the published code's (parity)."""
     lora_rank: int = Field(default=0, ge=0)
-    """Rank of what each layer adds to the linear maps of its phase's block; 0 leaves the block tied."""
+    """Rank of what each layer adds to the linear maps of its phase's block, at most dim; 0 leaves the block
+    tied."""
 
 
 class RaptorConfig(ModelConfig):
@@ -65,6 +66,12 @@ class RaptorConfig(ModelConfig):
             raise ValueError(
                 f"dim is a multiple of num_heads; got dim {self.dim} and num_heads {self.num_heads}; give "
                 "the teacher's, for an imported store by `activault import --heads`"
+            )
+        if self.lora_rank > self.dim:
+            # A map of a higher rank has more parameters than the whole of it.
+            raise ValueError(
+                f"lora_rank is at most dim; got lora_rank {self.lora_rank} and dim {self.dim}; lower "
+                "model.lora_rank"
             )
         return self
 

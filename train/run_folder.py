@@ -102,7 +102,7 @@ def read_run(path: Path) -> dict[str, Any]:
     """What a run's `run.json` says.
 
     Raises:
-        RunError: there is none, or it is of another version.
+        RunError: there is none, it cannot be read, or it is of another version.
     """
     try:
         record = json.loads((path / "run.json").read_text(encoding="utf-8"))
@@ -114,6 +114,12 @@ def read_run(path: Path) -> dict[str, Any]:
         raise RunError(f"{path / 'run.json'} cannot be read: {one_line(exc)}; choose another folder") from exc
     if not isinstance(record, dict) or record.get("version") != VERSION:
         raise RunError(f"{path / 'run.json'} is not of version {VERSION}; use the program that wrote it")
+    for key in ("recipe", "model"):
+        if not isinstance(there := record.get(key, {}), dict):
+            raise RunError(
+                f"a run's {key} is a table; {path / 'run.json'} has {there!r:.80} there; choose another "
+                "folder"
+            )
     return record
 
 

@@ -23,14 +23,15 @@ import numpy as np
 import torch
 
 from activault.store import ActivationLoader, Batch, Store
-from activault.store.errors import ConfigError, RunError
+from activault.store.errors import ConfigError
 
 from .best import Best, read_best, save_best
 from .checkpoint import Checkpoint, disk_errors, load_checkpoint, save_checkpoint
 from .distributed import ALONE, Agreement, Peers
 from .feeding import stage_loader
 from .interrupts import interrupt_flag
-from .ledger import Line, Losses, MetricsFile
+from .ledger import Line, Losses, MetricsFile, warn_if_diverged
+from .resuming import check_step, go_to
 from .stages import ProgressCallback, Stage, StageProgress, StageResult, record_stage
 from .updates import Updates
 from .validation import validate
@@ -64,14 +65,14 @@ def run_stage(
     Raises:
         ConfigError: the processes cannot share out a batch, or there is nothing to validate on.
         RunError: the folder's checkpoint is another run's or unreadable, the disk is full or read-only, or
-            the loss stopped being a number.
+            a loss or a weight stopped being a number.
         KeyboardInterrupt: Ctrl-C or SIGTERM in any process, after the step that was under way and a
             checkpoint.
     """
     loop = _Loop(stage, folder, store=store, seed=seed, identity=identity, device=device, peers=peers)
     loop.held_out, loop.pool_bytes, loop.progress = held_out, pool_bytes, progress
-    loop.resume(rows, watchers)
     try:
+        loop.resume(rows, watchers)
         result = loop.run()
         peers.on_first(loop.close)
     finally:
@@ -107,7 +108,6 @@ class _Loop:
 
     def resume(self, rows: np.ndarray, watchers: Sequence[Watcher]) -> None:
         """Go to the last checkpoint, or to the start."""
-        config = self.config
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         saved = load_checkpoint(
@@ -118,11 +118,8 @@ class _Loop:
             ema=self.updates.ema,
         )
         self.step = saved.step if saved else 0
-        if self.step > config.steps:
-            raise RunError(
-                f"stage {self.stage.name} has {config.steps} steps and its checkpoint is at {self.step}; "
-                f"remove {self.folder}"
-            )
+        if saved:
+            check_step(self.stage, self.folder, saved)
         self.losses = Losses(
             self.stage,
             pending=saved.pending if saved else [],
@@ -142,7 +139,7 @@ class _Loop:
             pool_bytes=self.pool_bytes,
         )
         if saved:
-            self.loader.load_state_dict(saved.loader)
+            go_to(self.loader, self.folder, saved, batch_size=self.config.batch_size)
         self.peers.on_first(lambda: self._open(rows, watchers))
 
     def _check_held_out(self) -> None:
@@ -192,6 +189,8 @@ class _Loop:
                 if stopping:
                     raise KeyboardInterrupt
         assert self.losses.logged is not None, "a stage of at least one step has logged its last one"
+        if self.metrics is not None:
+            warn_if_diverged(self.stage, self.metrics.first_loss, self.losses.logged)
         return StageResult(
             name=self.stage.name,
             steps=self.step,

@@ -19,6 +19,7 @@ from activault.store import Store, hold_out_rows
 from activault.store.errors import ConfigError, RunError
 
 from .distributed import ALONE, Peers
+from .finite import SLOWER
 from .metrics import R2Accumulator, RolloutMetrics
 from .stages import Stage
 
@@ -72,6 +73,6 @@ def validate(
     if not math.isfinite(measured.mean_r2):
         raise RunError(
             f"validation needs a roll-out that stays finite; that of stage {stage.name} has a mean R2 of "
-            f"{measured.mean_r2} on {measured.num_rows} held-out rows; lower learning_rate"
+            f"{measured.mean_r2} on {measured.num_rows} held-out rows; {SLOWER}"
         )
     return measured

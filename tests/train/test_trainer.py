@@ -197,7 +197,7 @@ def test_loss_that_is_no_number_stops_with_stage_and_step(store: Store, tmp_path
         **{
             key: entry
             for key, entry in json.loads((tmp_path / "s" / "checkpoint.json").read_text()).items()
-            if key not in ("version", "tensors", "sha256")
+            if key not in ("version", "tensors", "sha256", "record_sha256")
         }
     )
     assert saved.step == 5, "the last checkpoint before the fault stays"
@@ -254,6 +254,7 @@ def test_a_run_of_before_keeps_the_order_that_it_was_begun_with(
     checkpoint = tmp_path / "cut" / "checkpoint.json"
     record = json.loads(checkpoint.read_text())
     record["loader"] |= {"pool_rows": 24, "reads_per_chunk": 4}
+    del record["record_sha256"]  # records had none then
     checkpoint.write_text(json.dumps(record))
     run(make_stage(store), tmp_path / "cut", store)
     after = json.loads(checkpoint.read_text())["loader"]
