@@ -160,7 +160,7 @@ def parse_recipe(table: Mapping[str, Any], *, name: str = "recipe") -> TrainReci
         recipe = TrainRecipe.model_validate(table)
     except ValidationError as exc:
         raise ConfigError(f"{name}: {_first_fault(exc)}") from exc
-    if fault := idle_key(recipe):
+    if fault := idle_key(recipe, {"stage1": recipe.stage1, "stage2": recipe.stage2}):
         raise ConfigError(f"{name}: {fault}")
     return recipe
 
