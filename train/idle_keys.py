@@ -1,6 +1,6 @@
 """Keys of a recipe that were set and change nothing, because another key that they belong to was not.
 
-    recipe, stages  ->  "stage1.huber_delta = 0.5 changes nothing; it is used with loss = 'huber', ..." or None
+    recipe, stages  ->  "stage1.huber_delta = 0.5 changes nothing; it is used with loss = 'huber', ..." | None
 
 Asked when a recipe is read, not when a record of a run is: runs of versions that did not ask stay readable.
 A key at its default says nothing, and neither do those of a stage that is left out.
