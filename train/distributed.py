@@ -175,11 +175,19 @@ class Agreement:
         before[0].wait()
         return bool(before[1])
 
+    def last_word(self, wanted: bool) -> bool:
+        """Whether all stop after the last step; hears what was told there."""
+        if self._peers.words is None:
+            return wanted
+        before, self._sent = self._sent, None
+        if before is None:
+            return False
+        before[0].wait()
+        return bool(before[1])
+
     def close(self) -> None:
-        """Hear the last word, which nobody acts on."""
-        if self._sent is not None:
-            self._sent[0].wait()
-            self._sent = None
+        """Hear the last word also where an error ends the loop."""
+        self.last_word(False)
 
 
 @contextmanager

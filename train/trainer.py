@@ -182,12 +182,13 @@ class _Loop:
                 loss, norm = self.updates(tokens, self.step)
                 self.step += 1
                 self.losses.add(loss, norm)
-
                 stopping = agreement.to_stop(interrupted.is_set())
                 self._write_down(stopping)
                 self._tell()
                 if stopping:
                     raise KeyboardInterrupt
+            if agreement.last_word(interrupted.is_set()):  # asked for in the last step, which is saved
+                raise KeyboardInterrupt
         assert self.losses.logged is not None, "a stage of at least one step has logged its last one"
         if self.metrics is not None:
             warn_if_diverged(self.stage, self.metrics.first_loss, self.losses.logged)

@@ -144,18 +144,19 @@ def test_start_is_told_and_then_every_step(store: Store, tmp_path: Path) -> None
     assert told[0].wait_seconds == 0
 
 
+@pytest.mark.parametrize(("pressed", "saved"), [(7, 8), (23, 23)], ids=["in between", "in the last step"])
 def test_ctrl_c_saves_the_step_that_was_under_way(
-    store: Store, tmp_path: Path, undisturbed: Undisturbed
+    store: Store, tmp_path: Path, undisturbed: Undisturbed, pressed: int, saved: int
 ) -> None:
     def press(state: StageProgress) -> None:
-        if state.step == 7:
+        if state.step == pressed:
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run(make_stage(store), tmp_path / "s", store, press)
     assert signal.getsignal(signal.SIGINT) is before
-    assert json.loads((tmp_path / "s" / "checkpoint.json").read_text())["step"] == 8
+    assert json.loads((tmp_path / "s" / "checkpoint.json").read_text())["step"] == saved
     stage = make_stage(store)
     run(stage, tmp_path / "s", store)
     assert same_weights(stage.module, undisturbed[0].module)
