@@ -76,8 +76,8 @@ def probe_run(
         )
     store, chosen = open_store(path), choose_device(device)
     train_rows, test_rows = rows_of(store, "train"), rows_of(store, "test")
-    checked_task(store, train_rows, test_rows)  # before baselines are fitted, which takes minutes
     teacher = teacher_of(store, weights, "probe from a store that `activault extract` made").to(chosen)
+    checked_task(store, train_rows, test_rows)  # before baselines are fitted, which takes minutes
     run = None if run_path is None else load_run(run_path, which, ema=ema)
     if run is None:
         config, model = config_of_phases(store, k, quiet=quiet), None

@@ -12,6 +12,7 @@ its standard input is gone: a sweep that was killed leaves no run at work behind
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -115,6 +116,8 @@ def _measured(job: Mapping[str, Any]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    # The sweep ends its runs by SIGINT, which they would have inherited as ignored from a shell's `sweep ... &`.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if WHILE_READ in sys.argv[2:]:
         end_with_sweep()
     sys.exit(main(sys.argv[1]))

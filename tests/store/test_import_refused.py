@@ -169,9 +169,10 @@ def test_a_folder_that_may_not_be_looked_into_is_no_hole(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refused)
-    with pytest.raises(AccessDeniedError, match=r"1/2 cannot be read .*; grant the right"):
-        open_reference(source)
+    with monkeypatch.context() as patched:  # what removes the test's folder reads folders too
+        patched.setattr(os, "scandir", refused)
+        with pytest.raises(AccessDeniedError, match=r"1/2 cannot be read .*; grant the right"):
+            open_reference(source)
 
 
 def test_what_else_may_be_there_is_said(source: Path, tmp_path: Path) -> None:
