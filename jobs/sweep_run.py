@@ -116,7 +116,7 @@ def _measured(job: Mapping[str, Any]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    # The sweep ends its runs by SIGINT, which they would have inherited as ignored from a shell's `sweep ... &`.
+    # The sweep ends its runs by SIGINT, which they inherit as ignored from a shell's `sweep ... &`.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if WHILE_READ in sys.argv[2:]:
         end_with_sweep()

@@ -1,7 +1,7 @@
 """Shapes in annotations are checked in tests and nowhere else; the hook has to come before any import.
 
-Ctrl-C reaches this process and what it starts also where a shell has started it in the background, with SIGINT
-ignored.
+Ctrl-C reaches this process and what it starts also where a shell has started it in the background, with
+SIGINT ignored.
 """
 
 from __future__ import annotations
