@@ -69,7 +69,7 @@ def test_workers_that_are_killed_all_the_time_make_the_same_store(
     import workers  # type: ignore[import-not-found]
 
     flags = [*teacher, "--shard-rows", "10", "--device", "cpu", "--layers", "0,3,6"]
-    monkeypatch.setattr(sys, "argv", ["workers.py", str(images), *flags, "--every", "0.4", "--lease", "2"])
+    monkeypatch.setattr(sys, "argv", ["workers.py", str(images), *flags, "--every", "0.15", "--lease", "2"])
     status = workers.main()
     said = capsys.readouterr()
     assert status == 0, said.err
