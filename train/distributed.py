@@ -170,24 +170,26 @@ class Agreement:
         before = self._sent
         work = dist.all_reduce(word, dist.ReduceOp.MAX, group=self._peers.words, async_op=True)
         self._sent = (work, word)
-        if before is None:
-            return False
-        before[0].wait()
-        return bool(before[1])
+        return _heard(before)
 
     def last_word(self, wanted: bool) -> bool:
         """Whether all stop after the last step; hears what was told there."""
         if self._peers.words is None:
             return wanted
         before, self._sent = self._sent, None
-        if before is None:
-            return False
-        before[0].wait()
-        return bool(before[1])
+        return _heard(before)
 
     def close(self) -> None:
         """Hear the last word also where an error ends the loop."""
         self.last_word(False)
+
+
+def _heard(sent: tuple[Any, Tensor] | None) -> bool:
+    """What came of a word, once all have told theirs; False where none was sent."""
+    if sent is None:
+        return False
+    sent[0].wait()
+    return bool(sent[1])
 
 
 @contextmanager
