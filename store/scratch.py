@@ -64,9 +64,9 @@ def _made() -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        if _lock(handle):
+        if _lock(handle) and (path / _LOCK).exists():
             return path, handle
-        os.close(handle)  # somebody who sweeps was quicker, and removes it
+        os.close(handle)  # somebody who sweeps was quicker, and removes it or has done so
 
 
 def _lock(handle: int) -> bool:
