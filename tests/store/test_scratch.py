@@ -30,7 +30,8 @@ def test_a_folder_swept_before_it_is_locked_is_made_anew(
 
     monkeypatch.setattr(scratch_module, "_lock", late)
     scratch = Scratch()
-    assert met and not met[0].exists()
+    assert met
+    assert not met[0].exists()
     assert scratch.folder("plan").is_dir()
     assert list(temporary.iterdir()) == [scratch.path]
     scratch.close()
