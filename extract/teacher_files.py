@@ -28,7 +28,7 @@ from .rotary import Pairs, RotaryTables
 from .weight_files import read_tensors
 from .weights import tensors_sha256
 
-__all__ = ["TeacherFiles", "read_teacher", "weights_left_out", "write_teacher"]
+__all__ = ["TeacherFiles", "read_rotary", "read_teacher", "write_teacher"]
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
@@ -88,43 +88,70 @@ def read_teacher(folder: Path) -> TeacherFiles:
     Raises:
         WeightsError: they are absent, damaged or altered.
     """
+    described = _described(folder)
+    info = described.info
+    return TeacherFiles(
+        info=info,
+        preprocessing=described.preprocessing,
+        native_size=described.native_size,
+        tensors=None if described.left_out else _checked(folder / WEIGHTS, info.weights_sha256),
+        activation=described.activation,
+        rotary=_tables(folder, described),
+    )
+
+
+def read_rotary(folder: Path) -> RotaryTables | None:
+    """The rotary tables alone, without the weights; None for a teacher without rotary positions.
+
+    Raises:
+        WeightsError: they are absent, damaged or altered.
+    """
+    return _tables(folder, _described(folder))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Described:
+    """What `config.json` says."""
+
+    info: TeacherInfo
+    preprocessing: Preprocessing
+    native_size: tuple[int, int]
+    left_out: bool
+    activation: str | None
+    pairs: Pairs
+    rotary_sha256: str | None
+
+
+def _described(folder: Path) -> _Described:
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text())
-        info = TeacherInfo.model_validate(config["info"])
-        preprocessing = Preprocessing.model_validate(config["preprocessing"])
         height, width = map(int, config["native_size"])
-        left_out = config.get("weights") == "left out"
-        activation = config.get("activation")
         rotary = config.get("rotary")
-        pairs: Pairs = "neighbours" if rotary and rotary["pairs"] == "neighbours" else "halves"
-        rotary_sha256 = rotary["sha256"] if rotary else ""
+        return _Described(
+            info=TeacherInfo.model_validate(config["info"]),
+            preprocessing=Preprocessing.model_validate(config["preprocessing"]),
+            native_size=(height, width),
+            left_out=config.get("weights") == "left out",
+            activation=config.get("activation"),
+            pairs="neighbours" if rotary and rotary["pairs"] == "neighbours" else "halves",
+            rotary_sha256=rotary["sha256"] if rotary else None,
+        )
     except (OSError, ValidationError, ValueError, KeyError, TypeError, AttributeError) as exc:
         reason = str(exc).splitlines()[0]
         raise WeightsError(
             f"{path} does not describe a teacher ({type(exc).__name__}: {reason}); restore it from a copy of "
             "the store"
         ) from exc
-    tensors = None if left_out else _checked(folder / WEIGHTS, info.weights_sha256)
-    tables = _checked(folder / ROTARY, rotary_sha256) if rotary else None
-    if tables is not None and (tables.keys() != {"sin", "cos"} or any(t.ndim != 4 for t in tables.values())):
+
+
+def _tables(folder: Path, described: _Described) -> RotaryTables | None:
+    if described.rotary_sha256 is None:
+        return None
+    tables = _checked(folder / ROTARY, described.rotary_sha256)
+    if tables.keys() != {"sin", "cos"} or any(table.ndim != 4 for table in tables.values()):
         raise WeightsError(f"{folder / ROTARY} does not hold tables of sines and cosines")
-    return TeacherFiles(
-        info=info,
-        preprocessing=preprocessing,
-        native_size=(height, width),
-        tensors=tensors,
-        activation=activation,
-        rotary=None if tables is None else RotaryTables(sin=tables["sin"], cos=tables["cos"], pairs=pairs),
-    )
-
-
-def weights_left_out(folder: Path) -> bool:
-    """Whether a store was made without its teacher's weights; what is damaged `read_teacher` tells."""
-    try:
-        return bool(json.loads((folder / CONFIG).read_text()).get("weights") == "left out")
-    except (OSError, ValueError, AttributeError):
-        return False
+    return RotaryTables(sin=tables["sin"], cos=tables["cos"], pairs=described.pairs)
 
 
 def _checked(path: Path, sha256: str) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def demo(out: Path = Path("demo-out"), /, *, json: bool = False) -> int:
 
 
 def phases(
-    store: Path,
+    store: str,
     /,
     *,
     k: tuple[int, ...] | None = None,
@@ -69,7 +69,7 @@ def phases(
     Parameters
     ----------
     store
-        The store.
+        The store: a path, http(s):// or s3://.
     k
         Numbers of phases; by default those of 2, 3 and 4 that fit the layers.
     cost
@@ -176,7 +176,7 @@ def train(
 
 
 def probe(
-    store: Path,
+    store: str,
     /,
     *,
     run: Path | None = None,
@@ -205,7 +205,7 @@ def probe(
     Parameters
     ----------
     store
-        The store.
+        The store: a path, http(s):// or s3://.
     run
         A finished run.
     which
@@ -249,7 +249,7 @@ def probe(
 
 
 def analyze(
-    store: Path,
+    store: str,
     /,
     *,
     out: Path,
@@ -268,7 +268,7 @@ def analyze(
     Parameters
     ----------
     store
-        The store.
+        The store: a path, http(s):// or s3://.
     out
         Folder for the report.
     run

@@ -65,7 +65,7 @@ class FoundPhases:
 
 
 def find_phases(
-    path: Path, *, k: Sequence[int] | None = None, cost: Cost = "ncut", quiet: bool = False
+    path: Path | str, *, k: Sequence[int] | None = None, cost: Cost = "ncut", quiet: bool = False
 ) -> FoundPhases:
     """Similarity and phases from the training rows, so that a recipe's phases never see a test image.
 

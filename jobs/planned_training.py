@@ -16,7 +16,7 @@ from activault.store import ActivaultError, Store, open_store
 
 from . import console
 from .sweep_result import hash_of
-from .training import rotary_of, teacher_if_there
+from .teachers import rotary_of, teacher_if_there
 
 if TYPE_CHECKING:
     from activault.train import CostComparison, Raptor, TrainRecipe

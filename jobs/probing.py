@@ -17,7 +17,8 @@ from . import console
 from .baselines import BaselineName, baseline_models, measured
 from .chosen_weights import LAST, ChosenWeights
 from .phases import rows_of
-from .training import config_of_phases, fit_grid, teacher_of
+from .teachers import teacher_of
+from .training import config_of_phases, fit_grid
 
 if TYPE_CHECKING:
     from activault.extract.rotary import RotaryTables

@@ -16,7 +16,8 @@ from activault.store import open_store
 
 from .live import training_view
 from .show import show_cost
-from .training import COST, chosen_phases, cost_beside, rotary_of, teacher_if_there, teacher_of
+from .teachers import rotary_of, teacher_if_there, teacher_of
+from .training import COST, chosen_phases, cost_beside
 
 if TYPE_CHECKING:
     from activault.train import RunSummary, TrainRecipe

@@ -15,7 +15,8 @@ from activault.store import ConfigError, open_store
 from .baselines import FIT_ROWS, baseline_models
 from .phases import rows_of
 from .sweep_plan import PlannedBaseline
-from .training import config_of_phases, teacher_if_there, teacher_of
+from .teachers import teacher_if_there, teacher_of
+from .training import config_of_phases
 
 if TYPE_CHECKING:
     from activault.extract.backbone import Backbone

@@ -94,7 +94,7 @@ class Analysis:
 
 
 def write_analysis(
-    path: Path,
+    path: Path | str,
     out: Path,
     *,
     run_path: Path | None = None,

@@ -1,6 +1,6 @@
-"""What stands between a store and `train`: its phases, its teacher's modules and tables, the cost beside it.
+"""What stands between a store and `train`: its phases, the tables of its grid, the cost beside its teacher.
 
-recipe, store, run's folder  ->  ChosenPhases;  store  ->  the teacher, its rotary tables;  CostComparison
+recipe, store, run's folder  ->  ChosenPhases, CostComparison
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from activault.analyze import Cost as PhaseCost
 from activault.analyze import max_cut_phases
-from activault.store import ConfigError, Store, WeightsError
+from activault.store import ConfigError, Store
 
 from .phases import training_similarity
+from .teachers import rotary_of
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +31,6 @@ __all__ = [
     "config_of_phases",
     "cost_beside",
     "fit_grid",
-    "rotary_of",
-    "teacher_if_there",
-    "teacher_of",
 ]
 
 COST = "cost.json"
@@ -53,12 +51,16 @@ def chosen_phases(recipe: TrainRecipe, store: Store, out: Path, *, quiet: bool) 
     """The recipe's phases, or those of a run that was begun, or the store's own, or a control for these.
 
     A begun run is not looked into twice: `train` holds what stands there against the recipe.
+
+    Raises:
+        ConfigError: the recipe's phases are not those of so many layers.
     """
     from activault.train.phases import phases_of_cuts, random_cuts, shuffled_groups
     from activault.train.run_folder import read_run
 
+    num_layers = store.manifest.teacher.num_blocks
     if recipe.cuts is not None or recipe.groups is not None:
-        return ChosenPhases(cuts=recipe.cuts or (), groups=recipe.groups)
+        return _given(recipe, num_layers, store)
     assert recipe.num_phases is not None, "a recipe has cuts, groups or num_phases"
     if (out / "run.json").exists():
         model = read_run(out).get("model", {})
@@ -67,7 +69,6 @@ def chosen_phases(recipe: TrainRecipe, store: Store, out: Path, *, quiet: bool) 
             cuts=tuple(int(cut) for cut in model.get("cuts", ())),
             groups=None if groups is None else tuple(tuple(map(int, group)) for group in groups),
         )
-    num_layers = store.manifest.teacher.num_blocks
     if recipe.control == "random":
         return ChosenPhases(cuts=random_cuts(num_layers, recipe.num_phases, recipe.control_seed))
     found = max_cut_phases(training_similarity(store, quiet=quiet), recipe.num_phases, recipe.cost).cuts
@@ -75,6 +76,22 @@ def chosen_phases(recipe: TrainRecipe, store: Store, out: Path, *, quiet: bool) 
         phases = phases_of_cuts(found, num_layers)
         return ChosenPhases(groups=shuffled_groups(phases, recipe.control_seed))
     return ChosenPhases(cuts=found)
+
+
+def _given(recipe: TrainRecipe, num_layers: int, store: Store) -> ChosenPhases:
+    """The recipe's own, held against the store's layers before its teacher is loaded."""
+    from activault.train.phases import phases_of_cuts, phases_of_groups
+
+    try:
+        if recipe.groups is None:
+            phases_of_cuts(recipe.cuts or (), num_layers)
+        else:
+            phases_of_groups(recipe.groups, num_layers)
+    except ValueError as exc:
+        raise ConfigError(
+            f"the recipe's phases do not fit the {num_layers} blocks of {store.path}: {exc}"
+        ) from exc
+    return ChosenPhases(cuts=recipe.cuts or (), groups=recipe.groups)
 
 
 def config_of_phases(store: Store, k: int, *, cost: PhaseCost = "ncut", quiet: bool) -> RaptorConfig:
@@ -88,68 +105,6 @@ def config_of_phases(store: Store, k: int, *, cost: PhaseCost = "ncut", quiet: b
     teacher = store.manifest.teacher
     cuts = max_cut_phases(training_similarity(store, quiet=quiet), k, cost).cuts
     return RaptorConfig(dim=teacher.dim, num_heads=1, num_layers=teacher.num_blocks, cuts=cuts)
-
-
-def teacher_of(store: Store, weights: Path | None, remedy: str) -> Backbone:
-    """The store's own teacher; `weights` are used where the store was made without them.
-
-    Raises:
-        ConfigError: it has none, as an imported one, or its weights were left out and are not given.
-        WeightsError: its files are damaged, or other weights are given.
-    """
-    from activault.extract.backbone import load_teacher
-    from activault.extract.teacher_files import weights_left_out
-
-    if not store.teacher_dir.is_dir() or not any(store.teacher_dir.iterdir()):
-        raise ConfigError(f"this needs the teacher's weights, and {store.path} carries none; {remedy}")
-    if weights is None and weights_left_out(store.teacher_dir):
-        teacher = store.manifest.teacher
-        raise ConfigError(
-            f"this needs the teacher's weights, and {store.path} was made without them; give those of "
-            f"{teacher.name} ({teacher.weights}; hash {teacher.weights_sha256}) with --weights, or {remedy}"
-        )
-    return load_teacher(store.teacher_dir, weights=weights)
-
-
-def teacher_if_there(store: Store, weights: Path | None = None) -> Backbone | None:
-    """The store's own teacher, or None where its weights are not on this machine and not given."""
-    if store.storage.folder is None:
-        return None
-    if weights is None and not (store.teacher_dir / "model.safetensors").exists():
-        return None
-    return teacher_of(store, weights, "restore them from a copy of the store")
-
-
-def rotary_of(store: Store) -> RotaryTables | None:
-    """The teacher's rotary tables at the store's grid; None where its positions are not such.
-
-    Raises:
-        ConfigError: there are such, and the store is not on this machine.
-        WeightsError: the teacher's files are damaged.
-    """
-    from activault.extract.teacher_files import read_teacher
-
-    if "rotary" not in _teacher_config(store):
-        return None
-    if store.storage.folder is None:
-        raise ConfigError(
-            f"the teacher's rotary positions are needed as files, and {store.storage.where} is not on this "
-            "machine; `activault pull` makes a copy"
-        )
-    return read_teacher(store.teacher_dir).rotary
-
-
-def _teacher_config(store: Store) -> dict[str, object]:
-    """What `teacher/config.json` says; nothing where a store has no teacher's files."""
-    try:
-        config = json.loads(store.storage.read("teacher/config.json"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as exc:
-        raise WeightsError(
-            f"teacher/config.json of {store.path} is no JSON; restore it from a copy of the store"
-        ) from exc
-    return config if isinstance(config, dict) else {}
 
 
 def fit_grid(model: Raptor, store: Store, tables: RotaryTables | None = None) -> None:

@@ -8,9 +8,11 @@ numbers, what layer 0 is a layer of, and the hash of the tensors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ def export_run(run: Run, file: Path | str, *, overwrite: bool = False) -> Export
     """Write a finished run beside `file`, whose name may end in `.safetensors` or in nothing.
 
     Raises:
-        ConfigError: the name ends otherwise, or there are such files and `overwrite` is not asked for.
+        ConfigError: the name is none of a module, or there are such files and `overwrite` is not asked for.
         RunError: the files cannot be written.
     """
     stem = _stem(Path(file))
@@ -72,11 +74,19 @@ def export_run(run: Run, file: Path | str, *, overwrite: bool = False) -> Export
 def _stem(file: Path) -> Path:
     if file.suffix == ".safetensors":
         file = file.with_suffix("")
-    elif file.suffix and not file.suffix[1:].isdigit():
-        raise ConfigError(f"an export is named NAME or NAME.safetensors; got {file}")
     if not file.name or file.is_dir():
         raise ConfigError(f"an export is named by a file, such as {file / 'raptor'}; got the folder {file}")
+    if not file.name.isidentifier() or iskeyword(file.name):
+        raise ConfigError(
+            "an export is named NAME or NAME.safetensors, and NAME is imported as a module of Python: "
+            "letters, digits and underscores, no digit first, no word of the language; got "
+            f"{file.name}: take another, such as {_name_like(file.name)}"
+        )
     return file
+
+
+def _name_like(name: str) -> str:
+    return re.sub("[^A-Za-z0-9]+", "_", f"run_{name}").strip("_")
 
 
 def _paths(stem: Path) -> list[Path]:

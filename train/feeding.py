@@ -10,6 +10,7 @@ Memory is that of all processes together, each of which holds its part.
 from __future__ import annotations
 
 import socket
+import warnings
 
 import numpy as np
 import torch
@@ -49,6 +50,13 @@ def stage_loader(
             "batch_size is a multiple of processes times accumulate, and several processes have that "
             f"many rows; got batch_size {config.batch_size}, {world} processes, accumulate "
             f"{config.accumulate}, {len(rows)} rows"
+        )
+    if len(rows) < config.batch_size:
+        warnings.warn(
+            f"stage {stage.name}: {len(rows)} rows make no batch of {config.batch_size}, so that every step "
+            "takes all of them; set batch_size to at most that, or train from a store of more rows",
+            RuntimeWarning,
+            stacklevel=2,
         )
     # Asked of all processes alike: it is a word between them.
     num_here = ranks_here(peers)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from activault.jobs import console, live
+from activault.jobs import console, live, run_training
 from activault.jobs.live import Pace, training_view
 from activault.train import StageProgress
 
@@ -31,6 +32,30 @@ def test_stages_are_trained_by_name(activault: Command, recipe: Path, tmp_path: 
     assert unknown.status == 2
     assert "(phase_1, phase_2, phase_3, closed_loop); got 'phase_9'" in unknown.error_line
     assert activault("train", recipe, *out).json["finished"] is True
+
+
+@pytest.mark.parametrize(
+    ("phases", "reason"),
+    [
+        ("cuts=[2, 40]", r"cuts rise within 1-5; got \[2, 40\]"),
+        ("cuts=[4, 2]", r"cuts rise within 1-5; got \[4, 2\]"),
+        ("groups=[[1, 2], [4, 5, 6]]", "3"),
+    ],
+)
+def test_phases_of_other_layers_are_told_before_a_teacher_is_loaded(
+    activault: Command,
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phases: str,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(run_training, "teacher_of", None)  # called, it would end the test
+    text = recipe.read_text()
+    (tmp_path / "r.toml").write_text(text.replace("cuts = [2, 4]\n", "") if "groups" in phases else text)
+    answer = activault("train", tmp_path / "r.toml", "--out", tmp_path / "run", "--set", phases)
+    assert answer.status == 2
+    assert re.search(f"the recipe's phases do not fit the 6 blocks of .*: .*{reason}", answer.error_line)
 
 
 def test_tensorboard_watches_unless_told_otherwise(activault: Command, recipe: Path, tmp_path: Path) -> None:

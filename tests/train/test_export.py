@@ -148,8 +148,18 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, recipe: MakeRecipe) -> N
     assert "class Raptor" in (tmp_path / "mine.py").read_text()
 
 
-@pytest.mark.parametrize("name", ["model.pt", "folder"])
-def test_other_names_are_refused(tmp_path: Path, recipe: MakeRecipe, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("model.pt", "got model.pt: take another, such as run_model_pt$"),
+        ("k=3.safetensors", "got k=3: take another, such as run_k_3$"),
+        ("3", "no digit first, .* got 3: take another, such as run_3$"),
+        ("class", "no word of the language; got class: take another, such as run_class$"),
+        ("folder", "an export is named by a file, such as .*folder/raptor; got the folder"),
+    ],
+)
+def test_other_names_are_refused(tmp_path: Path, recipe: MakeRecipe, name: str, remedy: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ConfigError, match="an export is named"):
+    with pytest.raises(ConfigError, match=remedy):
         export_run(run_of(recipe()), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -173,3 +173,13 @@ def test_a_recipe_without_a_pool_is_the_run_that_it_was(recipe: MakeRecipe) -> N
     plain: TrainRecipe = recipe()
     assert "pool_bytes" not in plain.identity()
     assert recipe(pool_bytes=1 << 30).identity() != plain.identity()
+
+
+def test_rows_that_make_no_batch_are_told(make_store: MakeStore) -> None:
+    store = make_store()
+    told = (
+        "stage closed_loop: 5 rows make no batch of 8, so that every step takes all of them; set batch_size"
+    )
+    with pytest.warns(RuntimeWarning, match=told):
+        loader = stage_loader(closed_loop(store), store, np.arange(5), seed=0, device=CPU, peers=ALONE)
+    assert len(next(iter(loader)).rows) == 5
