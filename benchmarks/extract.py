@@ -14,21 +14,16 @@ time ends when all bytes are on disk; nobody's has the loading of the teacher in
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import platform
 import shutil
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
 from extraction_task import Extractor, Measured, Task
 from extractors import CANDIDATES, OurForward, Ours, PlainForward, Reference, measure
-from formats import num_cores
+from machine import environment, spawned
 
 Results = dict[type[Extractor], list[Measured]]
 _LIBRARIES = ("torch", "timm", "numpy", "zarr", "numcodecs", "safetensors", "torchvision")
@@ -54,7 +49,7 @@ def main() -> None:
         kinds = [kind for kind in kinds if any(part in kind.name for part in options.only)]
     found: Results = {kind: [] for kind in kinds}
     with ExitStack() as stack:
-        processes = {kind: stack.enter_context(_process()) for kind in kinds}
+        processes = {kind: stack.enter_context(spawned()) for kind in kinds}
         for number in range(-1, options.rounds):
             first = number % len(kinds)
             for kind in kinds[first:] + kinds[:first]:
@@ -66,7 +61,8 @@ def main() -> None:
                     print(f"round {number + 1}: {kind.name}: {measured.rate:.2f} images/s", file=sys.stderr)
     if options.work is None:
         shutil.rmtree(work)
-    print(f"{_environment()}; {task.num_images} images, {task.teacher} at {task.image_size}, {task.dtype}\n")
+    what = f"{task.num_images} images, {task.teacher} at {task.image_size}, {task.dtype}"
+    print(f"{environment(_LIBRARIES)}; {what}\n")
     _print_rates(found, task)
     if Ours in found:
         _print_stalls(found[Ours])
@@ -90,25 +86,9 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _process() -> ProcessPoolExecutor:
-    """A fresh process, so that nobody has another's threads or memory."""
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-
-
 def _less(task: Task) -> Task:
     """A first run, which is not counted: libraries are loaded in it, and kernels chosen."""
     return Task(**vars(task) | {"num_images": min(task.num_images, 32), "work": task.work / "first"})
-
-
-def _environment() -> str:
-    versions = []
-    for name in _LIBRARIES:
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    today = datetime.now(tz=UTC).date()
-    return f"{today}, {num_cores()} cores, Python {platform.python_version()}, {', '.join(versions)}"
 
 
 def _spread(values: list[float], digits: int = 2) -> str:

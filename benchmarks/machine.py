@@ -15,15 +15,22 @@ from formats import num_cores
 
 
 def environment(libraries: Sequence[str]) -> str:
-    """Date, machine and versions, in a line."""
+    """Date, machine and the versions of those libraries that are here, in a line."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
         names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         cpu = names[0].partition(":")[2].strip() if names else cpu
-    found = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in libraries)
+    found = ", ".join(filter(None, map(_version, libraries)))
     today = datetime.datetime.now(tz=datetime.UTC).date()
     return f"{today}, {num_cores()} cores of {cpu}, Python {platform.python_version()}, {found}"
+
+
+def _version(library: str) -> str:
+    try:
+        return f"{library} {importlib.metadata.version(library)}"
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 @contextmanager
