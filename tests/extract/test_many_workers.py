@@ -155,6 +155,7 @@ def test_a_worker_that_was_stopped_goes_on_to_other_shards(
     options = changed(options, lease=1.0)
     asleep, wake = threading.Event(), threading.Event()
     sleeper, original, add = list[StoreWriter](), StoreWriter.publish, Heartbeat.add
+    first = list[Heartbeat]()
 
     def publish(self: StoreWriter, *arguments: Any) -> Any:
         if not sleeper:
@@ -164,7 +165,9 @@ def test_a_worker_that_was_stopped_goes_on_to_other_shards(
         return original(self, *arguments)
 
     def renewed(self: Heartbeat, mark: Any) -> None:
-        if asleep.is_set():  # whoever began before is stopped
+        if not first:
+            first.append(self)
+        if self is not first[0] or wake.is_set():  # whoever began first is stopped, what it claims later too
             add(self, mark)
 
     monkeypatch.setattr(StoreWriter, "publish", publish)
