@@ -37,7 +37,7 @@ def teacher_of(store: Store, weights: Path | None, remedy: str) -> Backbone:
     from activault.extract.backbone import load_teacher
 
     config = _config_of(store)
-    if not config:
+    if not config and not _has_weights(store):
         raise ConfigError(f"this needs the teacher's weights, and {store.path} carries none; {remedy}")
     left_out = config.get("weights") == "left out"
     if weights is None and left_out:

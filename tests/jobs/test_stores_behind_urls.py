@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -79,3 +80,11 @@ def test_a_teacher_that_is_not_there_whole_is_told(store: Path, serve: Serve, te
         teacher_of(there, None, "")
     assert teacher_if_there(there) is None
     assert not list(temporary.iterdir())
+
+
+def test_weights_without_their_description_are_damage_and_no_absence(store: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.zarr"
+    shutil.copytree(store, copy)
+    (copy / "teacher" / "config.json").unlink()
+    with pytest.raises(WeightsError, match=r"config.json does not describe a teacher .* restore it"):
+        teacher_of(open_store(copy), None, "")
