@@ -46,14 +46,12 @@ class Outcome:
     @property
     def phases(self) -> str:
         """Its phases in words, `1-7, 8-10, 11-12`; nothing where it has none."""
-        from activault.train.phases import phases_of_cuts, phases_of_groups, spoken_phases
+        from activault.train.phases import phases_of, spoken_phases
 
         if not self.result or (self.run.baseline is not None and self.run.baseline.name == "identity"):
             return ""
         num_layers = len(self.rollout["layers"])
-        if self.result.get("groups"):
-            return spoken_phases(phases_of_groups(self.result["groups"], num_layers))
-        return spoken_phases(phases_of_cuts(self.result["cuts"], num_layers))
+        return spoken_phases(phases_of(self.result["cuts"], self.result.get("groups") or None, num_layers))
 
     def figures(self) -> dict[str, float | None]:
         """The numbers of a finished run; those that it has not are None."""

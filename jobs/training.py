@@ -80,13 +80,10 @@ def chosen_phases(recipe: TrainRecipe, store: Store, out: Path, *, quiet: bool) 
 
 def _given(recipe: TrainRecipe, num_layers: int, store: Store) -> ChosenPhases:
     """The recipe's own, held against the store's layers before its teacher is loaded."""
-    from activault.train.phases import phases_of_cuts, phases_of_groups
+    from activault.train.phases import phases_of
 
     try:
-        if recipe.groups is None:
-            phases_of_cuts(recipe.cuts or (), num_layers)
-        else:
-            phases_of_groups(recipe.groups, num_layers)
+        phases_of(recipe.cuts or (), recipe.groups, num_layers)
     except ValueError as exc:
         raise ConfigError(
             f"the recipe's phases do not fit the {num_layers} blocks of {store.path}: {exc}"

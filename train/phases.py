@@ -19,6 +19,7 @@ from activault.store.errors import ConfigError
 
 __all__ = [
     "Phase",
+    "phases_of",
     "phases_of_cuts",
     "phases_of_groups",
     "random_cuts",
@@ -29,6 +30,19 @@ __all__ = [
 
 Phase = range | tuple[int, ...]
 """Target layers of one block: a range where they follow one another."""
+
+
+def phases_of(
+    cuts: Sequence[int], groups: Sequence[Sequence[int]] | None, num_layers: int
+) -> tuple[Phase, ...]:
+    """Phases as groups where there are such, and as cuts otherwise.
+
+    Raises:
+        ValueError: they are not those of so many layers.
+    """
+    if groups is None:
+        return phases_of_cuts(cuts, num_layers)
+    return phases_of_groups(groups, num_layers)
 
 
 def phases_of_cuts(cuts: Sequence[int], num_layers: int) -> tuple[range, ...]:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .blocks import MlpKind, RandomInit
-from .phases import Phase, phases_of_cuts, phases_of_groups
+from .phases import Phase, phases_of
 from .rotary import RotaryConfig
 
 __all__ = ["DepthKind", "ModelConfig", "RaptorConfig"]
@@ -78,6 +78,4 @@ class RaptorConfig(ModelConfig):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Target layers of each block, in the blocks' order."""
-        if self.groups is None:
-            return phases_of_cuts(self.cuts, self.num_layers)
-        return phases_of_groups(self.groups, self.num_layers)
+        return phases_of(self.cuts, self.groups, self.num_layers)
