@@ -63,9 +63,9 @@ def main() -> None:
     ]
     labels = {candidate.name: candidate.label for candidate in candidates}
     results = Results(shape=source.values.shape, labels=labels)
+    prepare(candidates, results)
     with ExitStack() as stack:
         processes = {candidate: stack.enter_context(spawned()) for candidate in candidates}
-        prepare(processes, results)
         warm = _warm(processes, options.rounds)
         best = _best(warm)
         waits = _waiting(processes, best)

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,9 +52,9 @@ def main() -> None:
     results = Results(
         shape=source.values.shape, labels={candidate.name: candidate.label for candidate in candidates}
     )
+    prepare(candidates, results)
     with ExitStack() as stack:
         processes = {candidate: stack.enter_context(spawned()) for candidate in candidates}
-        prepare(processes, results)
         for number in range(options.rounds):
             _round(processes, options.workloads, results, number)
         if hasattr(os, "posix_fadvise"):
@@ -101,14 +102,18 @@ def source_store(source: Path, work: Path) -> Path:
     return store
 
 
-def prepare(processes: dict[Candidate, ProcessPoolExecutor], results: Results) -> None:
-    """Write what is not there, check it, and warm everything up."""
-    for candidate, process in processes.items():
-        done = candidate.folder / ".written"
-        if not done.exists():
-            process.submit(measure.write, candidate).result()
-        results.num_bytes[candidate.name] = process.submit(measure.num_bytes, candidate).result()
-        lowest = process.submit(measure.check_all, candidate).result()
+def prepare(candidates: Iterable[Candidate], results: Results) -> None:
+    """Write what is not there, check it, and bring it into the page cache.
+
+    Each in a process that ends with it: a check holds all rows, a dozen of which would not fit memory.
+    """
+    for candidate in candidates:
+        with spawned() as process:
+            done = candidate.folder / ".written"
+            if not done.exists():
+                process.submit(measure.write, candidate).result()
+            results.num_bytes[candidate.name] = process.submit(measure.num_bytes, candidate).result()
+            lowest = process.submit(measure.check_all, candidate).result()
         if lowest is not None:
             results.lowest_r2[candidate.name] = lowest
         done.touch()
