@@ -17,6 +17,7 @@ from activault.store import ActivaultError, Store, open_store
 from . import console
 from .sweep_result import hash_of
 from .teachers import rotary_of, teacher_if_there
+from .training import check_fit_of_phases
 
 if TYPE_CHECKING:
     from activault.train import CostComparison, Raptor, TrainRecipe
@@ -35,7 +36,7 @@ class PlannedStage:
     steps: int
     """Updates of one of them."""
     batch_size: int
-    """Rows of an update."""
+    """Rows of an update; all there are where these are fewer."""
     epochs: float | None
     """Times that every row is seen; None without the store."""
 
@@ -112,7 +113,7 @@ def _planned(path: Path, recipe: TrainRecipe, no_store: str | None, **known: Any
             times=times,
             steps=stage.steps,
             batch_size=stage.batch_size,
-            epochs=stage.steps * stage.batch_size / num_rows if num_rows else None,
+            epochs=stage.steps * min(stage.batch_size, num_rows) / num_rows if num_rows else None,
         )
         for name, times, stage in (("stage1", k, recipe.stage1), ("stage2", 1, recipe.stage2))
         if stage.steps
@@ -133,6 +134,7 @@ def _with_store(path: Path, recipe: TrainRecipe, store: Store) -> TrainingPlan:
     from activault.train.run_setup import check_store, initial_model, raptor_config, rows_of
 
     check_store(store)
+    check_fit_of_phases(recipe, store)
     rows, held_out = rows_of(recipe, store)
     teacher = teacher_if_there(store)
     blocks, tables = (list(teacher.blocks), teacher.rotary) if teacher else (None, rotary_of(store))
@@ -151,14 +153,14 @@ def _with_store(path: Path, recipe: TrainRecipe, store: Store) -> TrainingPlan:
         num_rows=len(rows),
         num_held_out=len(held_out),
         cost=compare_cost(model, blocks, tokens=tokens, measure=False),
-        memory=_memory(recipe, model, tokens),
+        memory=_memory(recipe, model, tokens, len(rows)),
     )
 
 
-def _memory(recipe: TrainRecipe, model: Raptor, tokens: int) -> StepMemory:
+def _memory(recipe: TrainRecipe, model: Raptor, tokens: int, num_rows: int) -> StepMemory:
     """Memory of a closed-loop step, or of such a step with the first stage's batch where there is none."""
     stage = recipe.stage2 if recipe.stage2.steps else recipe.stage1
-    rows = -(-stage.batch_size // stage.accumulate)
+    rows = -(-min(stage.batch_size, num_rows) // stage.accumulate)
     copies = 4 + (stage.ema_decay > 0)
     num_layers, dim = model.config.num_layers, model.config.dim
     return StepMemory(
@@ -199,6 +201,13 @@ def _spoken_phases(recipe: TrainRecipe) -> str:
     return f"{recipe.num_phases}, {controls.get(recipe.control, how)} when the run starts"
 
 
+def _spoken_rows(stage: PlannedStage, plan: TrainingPlan) -> str:
+    """The rows of an update, and that it takes all of them where a batch wants more."""
+    if plan.num_rows is None or stage.batch_size <= plan.num_rows:
+        return f"{stage.batch_size:,} rows"
+    return f"all {plan.num_rows:,} rows, which make no batch of {stage.batch_size:,}"
+
+
 def show_plan(plan: TrainingPlan) -> None:
     """The plan as lines, and cost as a table."""
     from .show import show_cost
@@ -207,7 +216,7 @@ def show_plan(plan: TrainingPlan) -> None:
     for stage in plan.stages:
         times = f", for each of {stage.times} phases" if stage.times > 1 else ""
         epochs = f" ({stage.epochs:,.1f} epochs)" if stage.epochs is not None else ""
-        lines[stage.name] = f"{stage.steps:,} steps of {stage.batch_size:,} rows{epochs}{times}"
+        lines[stage.name] = f"{stage.steps:,} steps of {_spoken_rows(stage, plan)}{epochs}{times}"
     if plan.no_store is not None:
         lines["store"] = f"cannot be opened, so that rows, cost and memory are not known: {plan.no_store}"
     if plan.num_rows is not None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from activault.store import open_store
+from activault.store.cached import CachedStorage
 
+from . import console
 from .live import training_view
 from .show import show_cost
 from .teachers import rotary_of, teacher_if_there, teacher_of
@@ -53,6 +55,11 @@ def train_run(
     recipe, chosen = load_recipe(recipe_path, overrides), choose_device(device)
     quiet = quiet or place_in().rank > 0
     store = open_store(recipe.store)
+    if not quiet and store.storage.folder is None and not isinstance(store.storage, CachedStorage):
+        console.warn(
+            f"{store.path} is far away, and every epoch fetches its rows anew; set ACTIVAULT_CACHE_DIR to a "
+            "folder that keeps what was read (docs/loading.md)"
+        )
     phases = chosen_phases(recipe, store, out, quiet=quiet)
     remedy = 'start the blocks at random (init = "random")'
     teacher = teacher_of(store, weights, remedy) if recipe.teacher_block else teacher_if_there(store, weights)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from activault.store import ActivaultError, ConfigError, open_store
+from activault.store.differences import first_differing
 
 from .chosen_weights import ChosenWeights
 from .run_training import train_run
@@ -66,6 +67,7 @@ def _run_result(job: Mapping[str, Any]) -> dict[str, Any]:
     from .phases import rows_of
 
     out = Path(job["out"])
+    _check_recipe(job)
     summary = train_run(
         Path(job["recipe"]), out, overrides=job["overrides"], device=job["device"], quiet=True
     )
@@ -83,6 +85,24 @@ def _run_result(job: Mapping[str, Any]) -> dict[str, Any]:
         "probe": probe,
         "no_probe": why_not,
     }
+
+
+def _check_recipe(job: Mapping[str, Any]) -> None:
+    """Its file is read again here: one that was edited since would give another run under this one's name.
+
+    Raises:
+        ConfigError: it was.
+    """
+    from activault.train import load_recipe
+
+    now = load_recipe(Path(job["recipe"]), job["overrides"]).identity()
+    if found := first_differing(job["recipe_identity"], now):
+        key, there, here = found
+        raise ConfigError(
+            f"a sweep makes its runs from the recipe that it began with; {job['recipe']} had {key} = "
+            f"{there!r} then and has {here!r} now: put it back, or choose another --out, and start the sweep "
+            "again"
+        )
 
 
 def _probe(store: str, out: Path, weights: ChosenWeights, device: str) -> tuple[dict[str, Any] | None, str]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from activault.analyze import Cost as PhaseCost
-from activault.analyze import max_cut_phases
-from activault.store import ConfigError, Store
+from activault.analyze import max_cut_phases, max_num_phases
+from activault.store import ConfigError, RunError, Store
 
 from .phases import training_similarity
 from .teachers import rotary_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COST",
     "ChosenPhases",
+    "check_fit_of_phases",
     "chosen_phases",
     "config_of_phases",
     "cost_beside",
@@ -54,21 +55,18 @@ def chosen_phases(recipe: TrainRecipe, store: Store, out: Path, *, quiet: bool) 
 
     Raises:
         ConfigError: the recipe's phases are not those of so many layers.
+        RunError: the run's record is damaged.
     """
     from activault.train.phases import phases_of_cuts, random_cuts, shuffled_groups
     from activault.train.run_folder import read_run
 
     num_layers = store.manifest.teacher.num_blocks
+    check_fit_of_phases(recipe, store)
     if recipe.cuts is not None or recipe.groups is not None:
-        return _given(recipe, num_layers, store)
+        return ChosenPhases(cuts=recipe.cuts or (), groups=recipe.groups)
     assert recipe.num_phases is not None, "a recipe has cuts, groups or num_phases"
     if (out / "run.json").exists():
-        model = read_run(out).get("model", {})
-        groups = model.get("groups")
-        return ChosenPhases(
-            cuts=tuple(int(cut) for cut in model.get("cuts", ())),
-            groups=None if groups is None else tuple(tuple(map(int, group)) for group in groups),
-        )
+        return _phases_there(out, read_run(out).get("model", {}))
     if recipe.control == "random":
         return ChosenPhases(cuts=random_cuts(num_layers, recipe.num_phases, recipe.control_seed))
     found = max_cut_phases(training_similarity(store, quiet=quiet), recipe.num_phases, recipe.cost).cuts
@@ -78,17 +76,46 @@ def chosen_phases(recipe: TrainRecipe, store: Store, out: Path, *, quiet: bool) 
     return ChosenPhases(cuts=found)
 
 
-def _given(recipe: TrainRecipe, num_layers: int, store: Store) -> ChosenPhases:
-    """The recipe's own, held against the store's layers before its teacher is loaded."""
+def _phases_there(out: Path, model: dict[str, Any]) -> ChosenPhases:
+    """What a run's own record says; `train` holds it against the layers."""
+    cuts, groups = model.get("cuts", ()), model.get("groups")
+    try:
+        return ChosenPhases(
+            cuts=tuple(int(cut) for cut in cuts),
+            groups=None if groups is None else tuple(tuple(map(int, group)) for group in groups),
+        )
+    except (TypeError, ValueError) as exc:
+        raise RunError(
+            f"a run's phases are layers; {out / 'run.json'} has cuts {cuts!r:.80} and groups {groups!r:.80}: "
+            "restore it, or choose another folder"
+        ) from exc
+
+
+def check_fit_of_phases(recipe: TrainRecipe, store: Store) -> None:
+    """Hold what a recipe says of its phases against the store's layers, before anything is read.
+
+    Raises:
+        ConfigError: there are not so many layers.
+    """
     from activault.train.phases import phases_of
 
+    num_layers, k = store.manifest.teacher.num_blocks, recipe.num_phases
+    if k is not None:
+        least = 2 if recipe.control == "shuffled" else 1
+        most = num_layers if recipe.control == "random" else max_num_phases(num_layers, recipe.cost)
+        most = min(most, num_layers - 1) if recipe.control == "shuffled" else most
+        if not least <= k <= most:
+            raise ConfigError(
+                f"the recipe's phases do not fit the {num_layers} blocks of {store.path}: num_phases is "
+                f"{least} to {most} with cost = {recipe.cost!r} and control = {recipe.control!r}; got {k}"
+            )
+        return
     try:
         phases_of(recipe.cuts or (), recipe.groups, num_layers)
     except ValueError as exc:
         raise ConfigError(
             f"the recipe's phases do not fit the {num_layers} blocks of {store.path}: {exc}"
         ) from exc
-    return ChosenPhases(cuts=recipe.cuts or (), groups=recipe.groups)
 
 
 def config_of_phases(store: Store, k: int, *, cost: PhaseCost = "ncut", quiet: bool) -> RaptorConfig:

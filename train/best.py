@@ -9,6 +9,7 @@ It holds weights alone: training goes on from the last checkpoint, never from th
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,16 +72,35 @@ def read_best(folder: Path, *, identity: str, up_to: int) -> Best | None:
     One of a later step is forgotten: training went on from an earlier checkpoint and will come by again.
 
     Raises:
-        RunError: `best.json` is unreadable.
+        RunError: `best.json` is unreadable, or was edited into something else.
     """
     path = folder / "best.json"
     try:
-        best = Best(**json.loads(path.read_text(encoding="utf-8")))
+        record = json.loads(path.read_text(encoding="utf-8"))
+        _check_types(record)
+        best = Best(**record)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as exc:
+    except (OSError, ValueError, TypeError, RecursionError) as exc:
         raise RunError(f"{path} is no record of a best checkpoint: {one_line(exc)}; remove it") from exc
     return best if best.identity == identity and best.step <= up_to else None
+
+
+def _check_types(record: Any) -> None:
+    """Refuse a record that was damaged or edited before anything is made of it."""
+    if not isinstance(record, dict):
+        raise ValueError(f"it is a table; got {record!r:.80}")  # noqa: TRY004
+    step, validation = record.get("step"), record.get("validation")
+    value: Any = record.get("value")
+    if type(step) is not int or step < 0:
+        raise ValueError(f"step is a whole number, at least 0; got {step!r:.80}")
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        raise ValueError(f"value is a finite number; got {value!r:.80}")
+    if not isinstance(validation, dict):
+        raise ValueError(f"validation is a table; got {validation!r:.80}")  # noqa: TRY004
+    for name in ("identity", "tensors", "sha256"):
+        if type(text := record.get(name)) is not str:
+            raise ValueError(f"{name} is a word; got {text!r:.80}")
 
 
 def best_tensors(folder: Path, best: Best) -> dict[str, Tensor]:

@@ -9,6 +9,8 @@ numbers, what layer 0 is a layer of, and the hash of the tensors.
 from __future__ import annotations
 
 import re
+import sys
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -76,13 +78,20 @@ def _stem(file: Path) -> Path:
         file = file.with_suffix("")
     if not file.name or file.is_dir():
         raise ConfigError(f"an export is named by a file, such as {file / 'raptor'}; got the folder {file}")
-    if not file.name.isidentifier() or iskeyword(file.name):
+    if not _can_be_imported(file.name):
         raise ConfigError(
             "an export is named NAME or NAME.safetensors, and NAME is imported as a module of Python: "
-            "letters, digits and underscores, no digit first, no word of the language; got "
-            f"{file.name}: take another, such as {_name_like(file.name)}"
+            "letters, digits and underscores, no digit first, no word of the language and no module that it "
+            f"needs itself; got {file.name}: take another, such as {_name_like(file.name)}"
         )
     return file
+
+
+def _can_be_imported(name: str) -> bool:
+    """Whether `from NAME import load` finds the file, and what the file imports is not found in its place."""
+    is_word = name.isidentifier() and not iskeyword(name) and not name.startswith("__")
+    is_as_written = unicodedata.normalize("NFKC", name) == name  # Python looks for this form
+    return is_word and is_as_written and name not in sys.stdlib_module_names | {"torch", "numpy"}
 
 
 def _name_like(name: str) -> str:

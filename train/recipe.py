@@ -53,6 +53,8 @@ __all__ = [
 InitKind = Literal["random", "teacher-first", "teacher-middle", "teacher-last", "teacher-mean"]
 PhaseCost = Literal["ncut", "sum", "greedy"]
 PhaseControl = Literal["none", "random", "shuffled"]
+BARE = re.compile(r"[\w./~:+-]+|[A-Za-z/~.][^\[\]{}'\"#\n]*")
+"""Shells eat quotes: `--set init=teacher-middle` and `--set store=s3://b/k@2` are meant as strings."""
 
 
 class TrainRecipe(BaseModel):
@@ -133,7 +135,8 @@ class TrainRecipe(BaseModel):
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> TrainRecipe:
     """The recipe of a TOML file, with `key=value` overrides laid over it.
 
-    A key is dotted (`stage2.steps`); a value is TOML, and a bare word that is no TOML is taken as a string.
+    A key is dotted (`stage2.steps`); a value is TOML, and a word or a path that is no TOML is taken as a
+    string.
 
     Raises:
         ConfigError: the file is absent or no TOML, or a key or a value of it does not fit.
@@ -156,6 +159,8 @@ def parse_recipe(table: Mapping[str, Any], *, name: str = "recipe") -> TrainReci
     Raises:
         ConfigError: a key or a value does not fit; names `name`, the key and the value.
     """
+    if key := _truth_out_of_place(table, TrainRecipe):
+        raise ConfigError(f"{name}: {key} does not fit: true and false are for keys that are on or off")
     try:
         recipe = TrainRecipe.model_validate(table)
     except ValidationError as exc:
@@ -182,14 +187,30 @@ def _lay_over(table: dict[str, Any], override: str) -> None:
 
 def _toml_value(override: str, text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as exc:
-        # Shells eat quotes: `--set init=teacher-middle` is meant as a string.
-        if re.fullmatch(r"[\w./~:+-]+", text):
+        if BARE.fullmatch(text):
             return text
+        why = str(exc).partition(" (at ")[0]  # a place in a line that nobody wrote
         raise ConfigError(
-            f"--set {override}: the value is TOML, such as 3, 0.5, true, 'text' or [7, 10]; {exc}"
+            f"--set {override}: the value is TOML, such as 3, 0.5, true, 'text' or [7, 10]; {why}"
         ) from exc
+    if len(found) > 1:
+        raise ConfigError(f"an override sets one key; got {override!r}: give each its own key=value")
+    return found["value"]
+
+
+def _truth_out_of_place(table: Mapping[str, Any], model: type[BaseModel], above: str = "") -> str | None:
+    """The first `key = true` where a number or a word belongs: pydantic takes true for 1."""
+    for key, value in table.items():
+        field = model.model_fields.get(key)
+        kind = field.annotation if field else None
+        if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, BaseModel):
+            if found := _truth_out_of_place(value, kind, f"{above}{key}."):
+                return found
+        elif isinstance(value, bool) and field is not None and kind is not bool:
+            return f"{above}{key} = {str(value).lower()}"
+    return None
 
 
 def _first_fault(exc: ValidationError) -> str:

@@ -92,7 +92,8 @@ class StageConfig(BaseModel):
     def _check(self) -> StageConfig:
         if self.steps and self.warmup_steps >= self.steps:
             raise ValueError(
-                f"warmup_steps is below steps; got warmup_steps {self.warmup_steps} and steps {self.steps}"
+                f"warmup_steps is below steps; got warmup_steps {self.warmup_steps} and steps {self.steps}: "
+                "set it to a few per cent of them"
             )
         if self.floor > self.learning_rate:
             raise ValueError(f"floor is at most learning_rate; got {self.floor} and {self.learning_rate}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from activault.jobs import training
 from activault.jobs.planned_training import plan_training
 from activault.train import load_run
 
@@ -66,6 +68,46 @@ def test_lines_for_people(activault: Command, recipe: Path) -> None:
     assert "16 rows to learn from, 0 held out" in out
     assert "a closed-loop step takes about" in out
     assert "parameters" in out
+
+
+def test_a_batch_of_more_rows_than_there_are_is_told(activault: Command, recipe: Path) -> None:
+    flags = ("--dry-run", "--set", "stage1.batch_size=100", "stage2.batch_size=100")
+    assert "6 steps of all 16 rows, which make no batch of 100 (6.0 epochs)" in " ".join(
+        activault("train", recipe, *flags).out.split()
+    )
+    told = activault("train", recipe, *flags, "--json").json
+    assert [stage["epochs"] for stage in told["stages"]] == [4, 6]
+    whole = activault("train", recipe, "--dry-run", "--json", "--set", "stage2.batch_size=16").json
+    assert told["memory"] == whole["memory"]
+
+
+@pytest.mark.parametrize(
+    ("phases", "reason"),
+    [
+        (["cuts=[4, 2]"], r"cuts rise within 1-5; got \[4, 2\]"),
+        (["num_phases=4"], r"num_phases is 1 to 3 with cost = 'ncut' and control = 'none'; got 4"),
+        (["num_phases=7", "cost=sum"], r"num_phases is 1 to 6 with cost = 'sum' .*; got 7"),
+        (["num_phases=7", "control=random"], r"num_phases is 1 to 6 with .* control = 'random'; got 7"),
+        (["num_phases=1", "control=shuffled"], r"num_phases is 2 to 3 with .*; got 1"),
+        (["num_phases=6", "control=shuffled", "cost=sum"], r"num_phases is 2 to 5 with .*; got 6"),
+    ],
+)
+def test_phases_that_do_not_fit_are_refused_before_anything_is_read(
+    activault: Command,
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phases: list[str],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(training, "training_similarity", None)  # called, it would end the test
+    text = recipe.read_text()
+    given = tmp_path / "r.toml"
+    given.write_text(text if phases[0].startswith("cuts") else text.replace("cuts = [2, 4]\n", ""))
+    for way in (("--dry-run",), ("--out", tmp_path / "run", "--device", "cpu")):
+        refused = activault("train", given, *way, "--set", *phases)
+        assert refused.status == 2
+        assert re.search(f"the recipe's phases do not fit the 6 blocks of .*: {reason}", refused.error_line)
 
 
 def test_a_run_without_a_folder_is_refused(activault: Command, recipe: Path) -> None:

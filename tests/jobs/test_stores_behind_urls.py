@@ -48,6 +48,24 @@ def test_phases_training_probe_and_report(
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_training_from_afar_without_a_cache_is_told(
+    activault: Command,
+    store: Path,
+    serve: Serve,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_kept: bool,
+) -> None:
+    url = f"{serve(store.parent).url}/{store.name}"
+    if is_kept:
+        monkeypatch.setenv("ACTIVAULT_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "r.toml").write_text(RECIPE.format(store=url))
+    answer = activault("train", tmp_path / "r.toml", "--out", tmp_path / "run", "--device", "cpu")
+    assert answer.status == 0, answer.err
+    assert ("every epoch fetches its rows anew; set ACTIVAULT_CACHE_DIR" in answer.err) is not is_kept
+
+
 @pytest.fixture
 def rotary_store(images: Path, tmp_path: Path) -> Path:
     """Four images by a teacher with rotary positions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from activault.jobs import sweep as sweep_module
 from activault.jobs.sweep_budget import StepSeconds, budget_of
 from activault.jobs.sweep_config import load_sweep
 from activault.jobs.sweep_folder import StoreFacts, alone_with_sweep, check_runs_there
@@ -80,6 +82,28 @@ def test_runs_of_another_store_are_not_mixed_with_new_ones(sweep: Path, tmp_path
         RunError, match=r"a_seed=0 has store_digest = 'another' and the sweep's file now says"
     ):
         check_runs_there(tmp_path, planned(sweep), StoreFacts())
+
+
+def test_a_recipe_that_was_edited_while_its_sweep_ran_makes_no_run(
+    activault: Command, recipe: Path, tmp_path: Path, carried_out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs would stand in the tables under names that are not theirs."""
+    own, sweep, out = tmp_path / "own.toml", tmp_path / "sweep.toml", tmp_path / "out"
+    own.write_text(recipe.read_text())
+    sweep.write_text('recipe = "own.toml"\nprobe = false\n')
+    planned_then = sweep_module.plan_runs
+
+    def plan_and_edit(*given: Any) -> list[PlannedRun]:
+        runs = planned_then(*given)
+        own.write_text(own.read_text().replace("steps = 6", "steps = 7"))
+        return runs
+
+    monkeypatch.setattr(sweep_module, "plan_runs", plan_and_edit)
+    told = activault("sweep", sweep, "--out", out, "--device", "cpu", "--seconds-per-step", "1")
+    assert told.status == 1
+    assert carried_out == ["run_seed=0"]
+    assert re.search(r"own\.toml had stage2\.steps = 6 then and has 7 now: put it back", told.error_line)
+    assert not (out / "runs" / "run_seed=0").exists()
 
 
 def test_two_sweeps_in_one_folder_are_one_too_many(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from activault.jobs import console, live, run_training
 from activault.jobs.live import Pace, training_view
-from activault.train import StageProgress
+from activault.jobs.training import chosen_phases
+from activault.store import RunError, open_store
+from activault.train import StageProgress, load_recipe
 
 Command = Callable[..., Any]
 
@@ -56,6 +59,14 @@ def test_phases_of_other_layers_are_told_before_a_teacher_is_loaded(
     answer = activault("train", tmp_path / "r.toml", "--out", tmp_path / "run", "--set", phases)
     assert answer.status == 2
     assert re.search(f"the recipe's phases do not fit the 6 blocks of .*: .*{reason}", answer.error_line)
+
+
+@pytest.mark.parametrize("model", [{"cuts": "ab"}, {"cuts": None}, {"cuts": [], "groups": [1]}])
+def test_a_record_without_phases_is_told(store: Path, recipe: Path, tmp_path: Path, model: Any) -> None:
+    found = load_recipe(recipe).model_copy(update={"cuts": None, "num_phases": 3})
+    (tmp_path / "run.json").write_text(json.dumps({"version": 1, "model": model}))
+    with pytest.raises(RunError, match=r"a run's phases are layers; .*run\.json has cuts .*: restore it"):
+        chosen_phases(found, open_store(store), tmp_path, quiet=True)
 
 
 def test_tensorboard_watches_unless_told_otherwise(activault: Command, recipe: Path, tmp_path: Path) -> None:

@@ -154,7 +154,11 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, recipe: MakeRecipe) -> N
         ("model.pt", "got model.pt: take another, such as run_model_pt$"),
         ("k=3.safetensors", "got k=3: take another, such as run_k_3$"),
         ("3", "no digit first, .* got 3: take another, such as run_3$"),
-        ("class", "no word of the language; got class: take another, such as run_class$"),
+        ("class", "no word of the language and .*; got class: take another, such as run_class$"),
+        ("torch", "no module that it needs itself; got torch: take another, such as run_torch$"),
+        ("json", "no module that it needs itself; got json: take another, such as run_json$"),
+        ("__main__", "got __main__: take another, such as run_main$"),
+        ("re\N{COMBINING ACUTE ACCENT}seau", "take another, such as run_re_seau$"),
         ("folder", "an export is named by a file, such as .*folder/raptor; got the folder"),
     ],
 )

@@ -91,6 +91,8 @@ def test_defaults_are_the_papers_but_for_depth_and_mlp(path: Path) -> None:
         ("stage1.learning_rate=1e-4", "stage1.learning_rate", 1e-4),
         ("stage2.token_weights=plain", "stage2.token_weights", "plain"),
         ("store=/data/some-store.zarr", "store", "/data/some-store.zarr"),
+        ("store=~/my photos (2).zarr", "store", "~/my photos (2).zarr"),
+        ("store=https://host/a%20b.zarr?key=x&y=@z", "store", "https://host/a%20b.zarr?key=x&y=@z"),
         ("stage1.token_weights.cls=0.5", "stage1.token_weights", None),
     ],
 )
@@ -178,6 +180,11 @@ def test_cuts_may_stand_for_num_phases() -> None:
         (["seed.x=1"], r"unknown key seed\.x|does not fit"),
         (["init.x=1"], r"--set init\.x=1: init is a value and has no keys"),
         (["seed=[1"], r"--set seed=\[1: the value is TOML"),
+        (["cuts=7,10"], r"the value is TOML, such as .* or \[7, 10\]; Expected newline [^(]*$"),
+        (["seed=1\nsplit='all'"], r"an override sets one key; got .*: give each its own key=value"),
+        (["seed=true"], r"recipe\.toml: seed = true does not fit: true and false are for keys that are on"),
+        (["stage1.steps=true"], r"recipe\.toml: stage1\.steps = true does not fit"),
+        (["model.depth=false"], r"recipe\.toml: model\.depth = false does not fit"),
     ],
 )
 def test_faults_name_key_value_and_remedy(path: Path, overrides: list[str], message: str) -> None:
