@@ -12,6 +12,8 @@ demo: $(STAMP)
 	$(BIN)/activault demo $(OUT)
 
 # One process a core, a file of tests to a process, in the order that tests/conftest.py sets.
+# Bytecode is kept, or each of the many processes that tests start compiles the project and its tests anew.
+test check: export PYTHONDONTWRITEBYTECODE =
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 

@@ -6,6 +6,7 @@ SIGINT ignored. Where several processes share the tests, files begin in an order
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import pytest
@@ -33,3 +34,8 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
         return FIRST.index(name) if name in FIRST else len(FIRST), item.path in ceph
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now stays to the end: no full collection looks at it again."""
+    gc.freeze()
