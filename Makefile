@@ -11,11 +11,11 @@ OUT ?= demo-out
 demo: $(STAMP)
 	$(BIN)/activault demo $(OUT)
 
-# What installs packages, mounts, or keeps the machine busy by itself runs alone; the rest in one process a core.
-ALONE := browser or mount or s3 or teacher
+# One process a core, a file of tests to a process, in the order that tests/conftest.py sets.
+# Bytecode is kept, or each of the many processes that tests start compiles the project and its tests anew.
+test check: export PYTHONDONTWRITEBYTECODE =
 test: check
-	$(BIN)/python -m pytest -m "$(ALONE)"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ($(ALONE))" --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP) types
 	$(BIN)/ruff format --check .

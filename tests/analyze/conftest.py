@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from debian_packages import need
 
 from activault.analyze import (
     LossCurve,
@@ -265,35 +266,16 @@ class Browser:
         os.close(self._read)
 
 
-def _find_chromium() -> str:
-    """The program, installed from Debian where that is possible; else the test is skipped, or fails in CI."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    root = os.geteuid() == 0
-    reason = "no Chromium here, and only root can install Debian's"
-    if root and shutil.which("apt-get"):
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (
-            ["update"],
-            ["install", "-y", "--no-install-recommends", "chromium", "fonts-dejavu-core"],
-        ):
-            done = subprocess.run(
-                ["apt-get", "-qq", *command], env=environment, capture_output=True, text=True
-            )
-            reason = f"apt-get {command[0]} failed: {done.stderr.strip()[-300:]}"
-        if found := shutil.which("chromium"):
-            return found
-    elif root:
-        reason = "no Chromium here, and no apt-get to install Debian's"
-    if root and os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
+def _chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((found for name in names if (found := shutil.which(name))), None)
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    program = _find_chromium()
+    need(lambda: "" if _chromium() else "Chromium", ("chromium", "fonts-dejavu-core"))
+    program = _chromium()
+    assert program is not None
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         started = Browser(program, Path(profile))
         yield started

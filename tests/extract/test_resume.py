@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import forked
+from killed_runs import INTERRUPTED, extract_until
 
 from activault.extract import planning
 from activault.extract import run as module
@@ -229,39 +228,19 @@ def test_ctrl_c_stops_the_threads_and_the_next_run_goes_on(
     assert resumed.digest == extract(folder, tmp_path / "fresh.zarr", options).digest
 
 
-PROGRAM = """
-    import os, sys, time
-    from pathlib import Path
-    import torch
-    torch.set_num_threads(1)
-    from activault.extract import ExtractOptions, extract
-
-    images, store, weights = map(Path, sys.argv[1:4])
-    signal, row, record = map(int, sys.argv[4:])
-
-    def progress(done, total):
-        if done >= row:
-            # Publishing goes on in a thread: the signal comes when the named shard is finished, not before.
-            while not (store / f"shards/{record:05d}.json").exists():
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal)
-
-    options = ExtractOptions(teacher="test_vit", weights=weights, image_size=32, resize=32, layers="0,6",
-                             shard_rows=8, batch_size=4, workers=2, device="cpu")
-    extract(images, store, options, progress=progress)
-"""
-
-
 def test_a_killed_process_is_resumed_to_the_same_digest(
     make_folder: MakeFolder, tmp_path: Path, options: ExtractOptions
 ) -> None:
     """Defect of the reference: an extraction that is cut off starts at the first image again."""
     folder, store = make_folder(60), tmp_path / "s.zarr"
-    program = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), str(store), str(options.weights)]
-    for stop, row, record in ((signal.SIGKILL, 17, 0), (signal.SIGINT, 42, 3)):
-        request = [*program, str(int(stop)), str(row), str(record)]
-        done = subprocess.run(request, capture_output=True, check=False, timeout=300)
-        assert done.returncode == -stop, done.stderr.decode()
+    for stop, status, row, record in (
+        (signal.SIGKILL, -signal.SIGKILL, 17, 0),
+        (signal.SIGINT, INTERRUPTED, 42, 3),
+    ):
+        process = forked().Process(target=extract_until, args=(folder, store, options, stop, row, record))
+        process.start()
+        process.join(250)
+        assert process.exitcode == status
         assert verify_store(store, deep=True).ok
         assert 8 * (record + 1) <= len(open_store(store).finished_rows) < 60
     resumed = extract(folder, store, options)

@@ -10,60 +10,76 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small_demo
+from fork_server import forked
 
 from activault.store import open_store, verify_store
 
 pytestmark = pytest.mark.teacher
 
-SCRIPT = Path(__file__).with_name("small_demo.py")
+
+def alone(out: Path) -> dict[str, Any]:
+    """The closing numbers of the small demo as a program of its own."""
+    done = subprocess.run(
+        [sys.executable, small_demo.__file__, str(out)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    numbers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return numbers
 
 
 @contextmanager
-def started(out: Path) -> Iterator[subprocess.Popen[str]]:
-    """The small demo as a process."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def started(out: Path) -> Iterator[ForkServerProcess]:
+    """The small demo in a process that has torch already; it writes to `log_of(out)`."""
+    process = forked().Process(target=small_demo.run, args=(out, log_of(out)))
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def log_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.log")
 
 
 def numbers_of(out: Path) -> dict[str, Any]:
     """Run the small demo to its end."""
     with started(out) as process:
-        stdout, stderr = process.communicate(timeout=240)
-    assert process.returncode == 0, stderr
-    numbers: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+        process.join(240)
+        assert process.exitcode == 0, log_of(out).read_text()
+    numbers: dict[str, Any] = json.loads(log_of(out).read_text().splitlines()[-1])
     return numbers
 
 
-def interrupt(out: Path, number: signal.Signals, when: Callable[[], bool]) -> int:
+def interrupt(out: Path, number: signal.Signals, when: Callable[[], bool]) -> int | None:
     """Start the small demo and send it a signal as soon as `when` holds; returns its exit status."""
     with started(out) as process:
         give_up = time.monotonic() + 180
         while not when():
-            assert process.poll() is None, process.communicate()[1]
+            assert process.is_alive(), log_of(out).read_text()
             assert time.monotonic() < give_up, "the demo never came so far"
             time.sleep(0.002)
-        process.send_signal(number)
-        return process.wait(timeout=60)
+        assert process.pid is not None
+        os.kill(process.pid, number)
+        process.join(60)
+        return process.exitcode
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("demo") / "out"
-    return out, numbers_of(out)
+    return out, alone(out)
 
 
 def test_it_leaves_a_store_a_run_and_a_report(undisturbed: tuple[Path, dict[str, Any]]) -> None:
@@ -107,6 +123,7 @@ def test_interrupted_again_and_again_it_ends_the_same(
     ]
     for place, (number, moment) in enumerate(moments):
         status = interrupt(out, number, moment)
+        assert status is not None, "it went on"
         assert status != 0, "it finished before it could be interrupted"
         assert open_store(out / "store.zarr").complete == (place >= 2), "it was stopped elsewhere"
         assert verify_store(out / "store.zarr", deep=True).ok

@@ -1,4 +1,4 @@
-"""The demo as `make demo` runs it, whole: what it promises of the surrogate. Takes about five minutes."""
+"""The demo as `make demo` runs it, whole: what it promises of the surrogate. Five minutes of a core."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.teacher, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.teacher, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from http_server import StaticServer
 
 from activault.jobs.inspect import printable, show_report
-from activault.store import open_store
+from activault.store import open_store, remote
 from activault.store.findings import Fault, VerifyReport
 
 from .conftest import Command
@@ -135,7 +136,10 @@ def test_lost_records_behind_a_url_that_lists_nothing(
     )
 
 
-def test_a_server_that_does_not_answer_is_one_line(activault: Command) -> None:
+def test_a_server_that_does_not_answer_is_one_line(
+    activault: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "DEFAULTS", replace(remote.DEFAULTS, first_wait_s=0.001))  # as often, sooner
     answer = activault("verify", "http://127.0.0.1:9/photos.zarr")
     assert answer.status == 1
     assert "127.0.0.1:9" in answer.error_line

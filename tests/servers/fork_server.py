@@ -15,13 +15,16 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-__all__ = ["command", "forked"]
+__all__ = ["add_output_to", "command", "forked"]
 
 _PRELOADED = (
+    "torch._dynamo",  # what DDP imports
     "activault.jobs.cli",
+    "activault.jobs.demo",
     "activault.jobs.tasks",
     "activault.extract.run",
     "activault.extract.growth",
+    "activault.train.runs",
 )
 
 
@@ -47,8 +50,13 @@ def command(arguments: Sequence[str], log: Path, environment: Mapping[str, str])
     """`activault ARGUMENT ...`, as the target of a process; its output is added to `log`."""
     from activault.jobs.cli import main
 
+    add_output_to(log)
+    os.environ.update(environment)
+    sys.exit(main(list(arguments)))
+
+
+def add_output_to(log: Path) -> None:
+    """From here on this process's standard output and error are added to a file."""
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    os.environ.update(environment)
-    sys.exit(main(list(arguments)))

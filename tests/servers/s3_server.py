@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from debian_packages import need
 
 PACKAGES = ("radosgw", "ceph-mon", "ceph-osd")
 PROGRAMS = ("radosgw", "radosgw-admin", "ceph", "ceph-mon", "ceph-osd", "monmaptool", "setpriv")
@@ -140,7 +141,7 @@ class S3:
 @contextlib.contextmanager
 def start_s3() -> Iterator[S3]:
     """The server; installs it where it is absent, else the test is skipped, or fails in CI."""
-    _find_programs()
+    need(_missing, PACKAGES)
     with contextlib.ExitStack() as stack:
         # Short, because the daemons' sockets lie in it.
         made = tempfile.TemporaryDirectory(prefix="s3-", dir="/tmp", ignore_cleanup_errors=True)
@@ -205,34 +206,8 @@ def start_s3() -> Iterator[S3]:
         yield S3(f"http://127.0.0.1:{port}")
 
 
-def _find_programs() -> None:
-    missing = _missing()
-    if not missing:
-        return
-    root = os.geteuid() == 0
-    reason = f"no {', '.join(missing)} here, and only root can install Debian's packages"
-    if root and shutil.which("apt-get"):
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES]):
-            done = subprocess.run(
-                ["apt-get", "-qq", *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-            )
-            reason = f"apt-get {command[0]} failed: {done.stderr.strip()[-300:]}"
-        if not _missing():
-            return
-    elif root:
-        reason = f"no {', '.join(missing)} here, and no apt-get to install Debian's packages"
-    if root and os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-def _missing() -> list[str]:
-    return [name for name in PROGRAMS if shutil.which(name) is None]
+def _missing() -> str:
+    return ", ".join(name for name in PROGRAMS if shutil.which(name) is None)
 
 
 def _log_ends(folder: Path) -> str:

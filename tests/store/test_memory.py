@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, sys.argv[1])
 from conftest import TEACHER, Outcome, make_manifest, make_samples, write_teacher
-from activault.store import ActivationLoader, TokenLayout, create_store, open_store
+from activault.store import TokenLayout, create_store, open_store
 
 def resident(name):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
@@ -49,6 +49,7 @@ with create_store(Path(sys.argv[2]), manifest, make_samples(ROWS), write_teacher
 
 
 LOAD = """
+from activault.store import ActivationLoader
 BATCH, POOL = 32, int(sys.argv[3])
 store = open_store(sys.argv[2])
 # Code is memory too when it is first used; of one chunk, which is a pool then.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from fork_server import forked
+from train_together import train_together
 
 from activault.store import Store
 from activault.store.errors import ConfigError
@@ -22,7 +23,6 @@ from activault.train.recipe import TrainRecipe
 from activault.train.runs import train
 
 MakeRecipe = Callable[..., TrainRecipe]
-SCRIPT = Path(__file__).with_name("train_together.py")
 SLURM = {
     "SLURM_STEP_NUM_TASKS": "8",
     "SLURM_PROCID": "5",
@@ -134,12 +134,43 @@ PARTIAL: dict[str, Any] = {
     },
 }
 """The last layer alone counts, and roll-outs start again: at first the first block has nothing to learn."""
-UPDATES = "activault.train.updates"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def play(store: Path, folder: Path, scene: str, recipe: dict[str, Any]) -> None:
+    """Two processes to their ends; in `torchrun` at a store that is kept for them, as its agent keeps one."""
+    port = free_port()
+    places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if scene == "torchrun":
+        places["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    processes = [
+        forked().Process(
+            target=train_together, args=({**places, "RANK": str(rank)}, store, folder, scene, recipe)
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    kept = dist.TCPStore("127.0.0.1", port, is_master=True) if scene == "torchrun" else None
+    try:
+        for process in processes:
+            process.join(100)
+        assert [process.exitcode for process in processes] == [0, 0], scene
+    finally:
+        del kept
+        for process in processes:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
 def scenes(store: Store, tmp_path_factory: pytest.TempPathFactory, recipe: MakeRecipe) -> Path:
-    """Every scene of two processes played; a run by its name, and by name.json what the two ended with."""
+    """Every scene of two processes played; a run by its name."""
     folder = tmp_path_factory.mktemp("scenes")
     (folder / "refused").mkdir()
     (folder / "refused" / "thesis.tex").write_text("years of work")
@@ -153,22 +184,15 @@ def scenes(store: Store, tmp_path_factory: pytest.TempPathFactory, recipe: MakeR
         "full-at-last": recipe(stage1={"steps": 0}, stage2={"steps": 2}).model_dump(mode="json"),
         "torchrun": plain,
     }
-    subprocess.run(
-        [sys.executable, "-W", f"error::FutureWarning:{UPDATES}", str(SCRIPT), str(store.path), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        input=json.dumps(played),
-        text=True,
-        check=True,
-        timeout=250,
-    )
+    for scene, given in played.items():
+        play(Path(store.path), folder, scene, given)
     alone(store, folder / "one", recipe(**OPTIONS))
     alone(store, folder / "partial-one", recipe(**PARTIAL))
     return folder
 
 
 def ends(scenes: Path, scene: str) -> list[str]:
-    words: list[str] = json.loads((scenes / f"{scene}.json").read_text())
-    return words
+    return [(scenes / f"{scene}.{rank}.txt").read_text() for rank in range(2)]
 
 
 def test_two_processes_train_as_one_with_their_rows_together(scenes: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from fork_server import forked
+from killed_runs import train_until
 from safetensors.torch import load_file
 from timm.models.vision_transformer import Block
 from torch import nn
@@ -101,16 +100,16 @@ def test_killed_run_goes_on_and_ends_the_same(
 
     Defect of the reference: nothing of it can be resumed.
     """
-    script = Path(__file__).with_name("train_until_killed.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    given = recipe().model_dump(mode="json")
 
-    def start_and_die(out: Path, *place: str) -> None:
-        given = [str(store.path), str(out), recipe().model_dump_json(), *place]
-        died = subprocess.run([sys.executable, str(script), *given], env=environment, check=False)
-        assert died.returncode == -signal.SIGKILL
+    def start_and_die(out: Path, *place: object) -> None:
+        process = forked().Process(target=train_until, args=(Path(store.path), out, given, *place))
+        process.start()
+        process.join(250)
+        assert process.exitcode == -signal.SIGKILL
 
     run(tmp_path / "whole", store)
-    for place in (("phase_2", "3"), ("closed_loop", "5")):
+    for place in (("phase_2", 3), ("closed_loop", 5)):
         start_and_die(tmp_path / "cut", *place)
         with pytest.raises(RunError, match="holds a run that is not finished; start `activault train` again"):
             load_run(tmp_path / "cut")

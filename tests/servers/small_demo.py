@@ -1,4 +1,7 @@
-"""The demo, small: `python small_demo.py OUT` prints its closing numbers as JSON."""
+"""The demo, small: `python small_demo.py OUT` prints its closing numbers as JSON.
+
+`run` is the same as the target of a process of `fork_server`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from fork_server import add_output_to
 
 from activault.extract.demo_crops import DemoImages
 from activault.jobs.demo import DemoOptions, run_demo
@@ -21,6 +25,14 @@ OPTIONS = DemoOptions(
     ),
 )
 
-if __name__ == "__main__":
+
+def run(out: Path, log: Path | None = None) -> None:
+    """Run it to its end; what it says is added to `log`, and the last line of that are the numbers."""
+    if log is not None:
+        add_output_to(log)
     torch.set_num_threads(1)
-    print(json.dumps(run_demo(Path(sys.argv[1]), OPTIONS).numbers()))
+    print(json.dumps(run_demo(out, OPTIONS).numbers()), flush=True)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
