@@ -22,8 +22,6 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,7 +44,6 @@ _COLD = (OURS, "activault float16, uncompressed", MemoryMap.name, Safetensors.na
 """Formats that are also read cold: the fastest with a warm cache, and ours."""
 _WAITED_FOR = (*_COLD, Reference.name)
 Rounds = dict[Way, list[float]]
-Processes = dict[Candidate, ProcessPoolExecutor]
 
 
 def main() -> None:
@@ -64,11 +61,9 @@ def main() -> None:
     labels = {candidate.name: candidate.label for candidate in candidates}
     results = Results(shape=source.values.shape, labels=labels)
     prepare(candidates, results)
-    with ExitStack() as stack:
-        processes = {candidate: stack.enter_context(spawned()) for candidate in candidates}
-        warm = _warm(processes, options.rounds)
-        best = _best(warm)
-        waits = _waiting(processes, best)
+    warm = _warm(candidates, options.rounds)
+    best = _best(warm)
+    waits = _waiting(best)
     cold = _cold(best, options.rounds) if hasattr(os, "posix_fadvise") else {}
     print(environment())
     print(f"load {os.getloadavg()[0]:.1f}; {results.shape[0]} rows, batches of {BATCH_ROWS}, layers 0-7\n")
@@ -96,15 +91,18 @@ def _parse() -> Any:
     return parser.parse_args()
 
 
-def _warm(processes: Processes, rounds: int) -> Rounds:
-    """Rows a second of every way; each round begins with another format."""
+def _warm(candidates: list[Candidate], rounds: int) -> Rounds:
+    """Rows a second of every way; each round begins with another format.
+
+    No two formats are open at once: pools and workers of a dozen would leave no memory for the files' pages.
+    """
     found: Rounds = defaultdict(list)
     for number in range(rounds):
-        order = list(processes.items())
-        first = number % len(order)
-        for candidate, process in order[first:] + order[:first]:
-            for way in process.submit(loading.ways, candidate).result():
-                found[way].append(process.submit(loading.warm, way, _SECONDS).result())
+        first = number % len(candidates)
+        for candidate in candidates[first:] + candidates[:first]:
+            with spawned() as process:
+                for way in process.submit(loading.ways, candidate).result():
+                    found[way].append(process.submit(loading.warm, way, _SECONDS).result())
         print(f"round {number + 1} is done", file=sys.stderr)
     return found
 
@@ -119,15 +117,16 @@ def _best(warm: Rounds) -> dict[tuple[str, str], Way]:
     return best
 
 
-def _waiting(processes: Processes, best: dict[tuple[str, str], Way]) -> dict[Way, dict[float, float]]:
-    return {
-        way: {
-            step_s: processes[way.candidate].submit(loading.waiting, way, step_s, _NUM_STEPS).result()
-            for step_s in _STEPS_S
-        }
-        for way in best.values()
-        if way.candidate.name in _WAITED_FOR
-    }
+def _waiting(best: dict[tuple[str, str], Way]) -> dict[Way, dict[float, float]]:
+    found = {}
+    for way in best.values():
+        if way.candidate.name in _WAITED_FOR:
+            with spawned() as process:
+                found[way] = {
+                    step_s: process.submit(loading.waiting, way, step_s, _NUM_STEPS).result()
+                    for step_s in _STEPS_S
+                }
+    return found
 
 
 def _cold(best: dict[tuple[str, str], Way], rounds: int) -> dict[Way, list[tuple[float, float]]]:
